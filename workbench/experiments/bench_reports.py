@@ -1,4 +1,4 @@
-"""What `workbench bench` measures, as rows of result tables: one a workload and candidate."""
+"""Convert `workbench bench` measurements to rows of result tables: one per workload and candidate."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ FACTS = ("processors", "memory_gib", "cuda", "driver")  # of a GPU
 TIMES = ("ms", "p5", "p95", "least", "most")
 FIGURES = ("ms", "p5", "p95", "runs", "least", "most", "tflops", "tbps", "share", "ratio", "problem")
 
-Report = Mapping[str, Any]  # the facts of the GPU, as `bench.run.run` yields them first
-Work = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # candidates that ran, and others
+Report = Mapping[str, Any]  # name of the report and facts of the GPU, as `bench.run.run` yields them first
+Work = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # rows of candidates that ran, and of others
 
 
 def before(folder: str | Path, name: str, gpu: str) -> dict[str, Work]:
-    """Return the workloads of a kernel or model in a folder of results, as far as they are of the same GPU."""
+    """Return earlier workloads of a kernel or model from a folder of results, if they ran on the same GPU."""
     found = read(folder)
     timed, refused = expanded(found.timings("bench"), "report"), expanded(found.counts("bench"), "report", "workload")
     timed, refused = (rows[(rows.report == name) & (rows.device == gpu)] for rows in (timed, refused))
@@ -41,10 +41,10 @@ def _records(rows: pd.DataFrame) -> Records:
 
 
 def measured(work: Mapping[str, Any], head: Report, earlier: Work = ((), ())) -> Work:
-    """Return the rows of a workload that was measured now, in place of `earlier` ones.
+    """Return the rows of a workload that was just measured, replacing `earlier` ones.
 
-    Rows that hold the dense time of their own run, as "dense", stand for themselves: those of an earlier run that this
-    one has not measured are kept, each with the dense time of its run.
+    Rows that contain the dense time of their own run (as "dense") are self-contained: earlier rows that this run has
+    not measured again are kept, each with the dense time of its run.
     """
     timed, refused = timings(head["kernel"], work, head), refusals(head["kernel"], work, head)
     again = {one["who"] for one in work["contestants"]}
@@ -59,12 +59,12 @@ def measured(work: Mapping[str, Any], head: Report, earlier: Work = ((), ())) ->
 
 
 def dense_time(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row says of its time, for the rows that were measured beside it."""
+    """Return a row's time, for the rows of the same run to store as their baseline."""
     return {name: row[name] for name in ("who", "ms", "p5", "p95", "runs", "least", "most") if name in row}
 
 
 def write(folder: str | Path, head: Report, works: Mapping[str, Work]) -> None:
-    """Write the workloads of a kernel or model into a folder of results, in place of what it holds of the same."""
+    """Write the workloads of a kernel or model into a folder of results, replacing its earlier ones."""
     name, gpu = head["kernel"], {fact: head[fact] for fact in FACTS if head.get(fact)}
     with Writer(folder, f"bench@{name}", time=head.get("time", ""), device=head["card"]) as out:
         ceilings = ({"measure": ceiling, "value": head[ceiling]} for ceiling in CEILINGS)
@@ -75,7 +75,7 @@ def write(folder: str | Path, head: Report, works: Mapping[str, Work]) -> None:
 
 
 def timings(report: str, work: Mapping[str, Any], head: Report) -> Records:
-    """Return the timed candidates of a workload as rows of `results.Timing`; what else is said of one is its `own`."""
+    """Return the timed candidates of a workload as rows of `results.Timing`; their other facts go to `own`."""
     shared = {"workload": work["name"], "flops": work["flops"], "bytes": work["bytes"], **_run_of(head)}
     rows = []
     for one in work["contestants"]:
@@ -103,12 +103,12 @@ def _run_of(head: Report) -> dict[str, Any]:
 def with_measured(found: Results, names: Sequence[str], against: Sequence[str]) -> Results:
     """Measure kernels and whole-model benchmarks now, on this GPU, and return results with their rows.
 
-    BadInput where there is none.
+    Raises BadInput for an unknown name, and without a GPU.
     """
     for name in names:
         if name not in (*bench.names(), *MODELS):
-            raise BadInput(f"nothing is called {name!r}: it is one of {', '.join((*bench.names(), *MODELS))}")
-        module = "models.operations" if name in MODELS else "run"  # both import Triton: loaded late
+            raise BadInput(f"benchmark is {name!r}: allowed are {', '.join((*bench.names(), *MODELS))}")
+        module = "models.operations" if name in MODELS else "run"  # imported late, as both import Triton
         head, *workloads = import_module(f"{bench.__name__}.{module}").run(name, list(against))
         for work in workloads:
             rows = timings(name, work, head)

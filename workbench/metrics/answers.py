@@ -1,4 +1,4 @@
-"""Scores of answers, and intervals of means."""
+"""Scores of answers, and confidence intervals of their means."""
 
 import math
 import re
@@ -19,7 +19,7 @@ Records = list[dict[str, Any]]  # rows of a table
 RESAMPLES = 2000
 Z = 1.959964  # half-width of a 95% interval in standard deviations
 DRAWS = 1 << 16  # maximum number of draws in memory at a time
-KEPT = 1 << 22  # maximum number of draws kept for the next method with as many questions
+CACHED = 1 << 22  # maximum number of draws that are cached for methods with the same number of questions
 FIRST_CJK = "\u2e80"  # first character of scripts without spaces between words
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -27,7 +27,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalise(text: str) -> str:
     """Normalise an answer as SQuAD does, after Unicode NFD (DPR): lower case, no punctuation, articles or extra spaces.
 
-    A text of articles and punctuation only ("The", "?!") is only lower-cased, so that it still has to match.
+    A text that has only articles and punctuation ("The", "?!") is only lower-cased, because it would become empty.
     """
     plain = unicodedata.normalize("NFD", text).lower()
     bare = " ".join(re.sub(r"\b(a|an|the)\b", " ", plain.translate(_PUNCTUATION)).split())
@@ -51,20 +51,20 @@ def contains(prediction: str, answers: Sequence[str]) -> float:
     "9".
     """
     text = normalise(prediction)
-    return float(any(_holds(text, normalise(answer)) for answer in answers))
+    return float(any(_contains_words(text, normalise(answer)) for answer in answers))
 
 
-def _holds(text: str, words: str) -> bool:
-    """Return whether `text` contains `words` between word boundaries, which do not apply to CJK."""
-    ends = [(at - 1, at, at + len(words) - 1, at + len(words)) for at in _places(text, words)]
+def _contains_words(text: str, words: str) -> bool:
+    """Return whether `text` contains `words` between word boundaries; CJK text has no boundaries."""
+    ends = [(at - 1, at, at + len(words) - 1, at + len(words)) for at in _occurrences(text, words)]
     return text == words or any(
-        not (before >= 0 and _one_word(text[before], text[first]))
-        and not (after < len(text) and _one_word(text[last], text[after]))
+        not (before >= 0 and _same_word(text[before], text[first]))
+        and not (after < len(text) and _same_word(text[last], text[after]))
         for before, first, last, after in ends
     )
 
 
-def _places(text: str, words: str) -> Iterator[int]:
+def _occurrences(text: str, words: str) -> Iterator[int]:
     """Yield the positions of `words` in `text`."""
     at = text.find(words) if words else -1
     while at >= 0:
@@ -72,7 +72,7 @@ def _places(text: str, words: str) -> Iterator[int]:
         at = text.find(words, at + 1)
 
 
-def _one_word(one: str, other: str) -> bool:
+def _same_word(one: str, other: str) -> bool:
     return one.isalnum() and other.isalnum() and max(one, other) < FIRST_CJK
 
 
@@ -104,44 +104,44 @@ def bootstraps(
 ) -> list[Interval]:
     """Return the `bootstrap` interval of every sample; samples of equal length are computed together."""
     scores = [np.asarray(values, dtype=float) for values in samples]
-    found = [(math.nan, math.nan)] * len(scores)
+    intervals = [(math.nan, math.nan)] * len(scores)
     for size in sorted({each.size for each in scores} - {0}):
-        places = [at for at, each in enumerate(scores) if each.size == size]
-        table = np.stack([scores[at] for at in places], axis=1)
+        indices = [at for at, each in enumerate(scores) if each.size == size]
+        table = np.stack([scores[at] for at in indices], axis=1)
         means = np.concatenate([drawn @ table for drawn in _draws(size, resamples, seed)]) / size
-        for at, low, high in zip(places, *np.quantile(means, [0.025, 0.975], axis=0).tolist(), strict=True):
-            found[at] = low, high
-    return found
+        for at, low, high in zip(indices, *np.quantile(means, [0.025, 0.975], axis=0).tolist(), strict=True):
+            intervals[at] = low, high
+    return intervals
 
 
 def _draws(n: int, resamples: int, seed: int) -> Iterable[np.ndarray]:
-    """Draw n of n questions with replacement; return the counts per resample, [resamples of this part, n]."""
-    return _kept(n, resamples, seed) if n * resamples <= KEPT else _drawn(n, resamples, seed)
+    """Resample n questions with replacement; return the counts per resample, [resamples of this part, n]."""
+    return _cached(n, resamples, seed) if n * resamples <= CACHED else _sampled(n, resamples, seed)
 
 
-@lru_cache(maxsize=4)  # methods are compared on the same questions
-def _kept(n: int, resamples: int, seed: int) -> list[np.ndarray]:
-    return [np.concatenate(list(_drawn(n, resamples, seed)))]
+@lru_cache(maxsize=4)
+def _cached(n: int, resamples: int, seed: int) -> list[np.ndarray]:
+    return [np.concatenate(list(_sampled(n, resamples, seed)))]
 
 
-def _drawn(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+def _sampled(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
     rng, at_once = np.random.default_rng(seed), max(1, DRAWS // n)
-    for begun in range(0, resamples, at_once):
-        drawn = rng.integers(0, n, (min(at_once, resamples - begun), n))
+    for start in range(0, resamples, at_once):
+        drawn = rng.integers(0, n, (min(at_once, resamples - start), n))
         flat = (drawn + n * np.arange(len(drawn))[:, None]).ravel()
         yield np.bincount(flat, minlength=drawn.size).reshape(drawn.shape).astype(float)
 
 
 @lru_cache(maxsize=8)
 def resampled(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Draw how often each of n questions is in each resample: [resamples, n], rows sum to n; cached, so read-only."""
+    """Return how often each of n questions is in each resample: [resamples, n], rows sum to n; cached, so read-only."""
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     counts.flags.writeable = False
     return counts
 
 
 def bootstrap_columns(values: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the percentile bootstrap 95% intervals (low [C], high [C]) of column means of [n, C], rows resampled."""
+    """Return percentile bootstrap 95% intervals (low [C], high [C]) of the column means of [n, C], resampling rows."""
     n = len(values)
     low, high = np.quantile(resampled(n, seed=seed) @ values / n, [0.025, 0.975], axis=0)
     return low, high
@@ -150,9 +150,9 @@ def bootstrap_columns(values: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np
 def normalised(scores: Sequence[float], reuse: Sequence[float], full: Sequence[float]) -> tuple[float, float, float]:
     """Return (score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
 
-    0 is Full Reuse, 1 is full attention; values outside are possible. The three are scores of the same questions, which
-    are resampled together. The result is nan if full attention and reuse score the same; an end of the interval is ±inf
-    if they do in many resamples.
+    0 is Full Reuse, 1 is full attention; values outside are possible. The scores are of the same questions, which are
+    resampled together. The result is nan if full attention and reuse score the same; an end of the interval is ±inf if
+    they do in many resamples.
     """
     table = np.array([scores, reuse, full], dtype=float)
     n = table.shape[1]
@@ -170,7 +170,7 @@ def normalised(scores: Sequence[float], reuse: Sequence[float], full: Sequence[f
 class Score:
     """Means over `n` answers with 95% intervals: Wilson's for exact match and `contains`, bootstrap for F1.
 
-    `n` counts the questions with a gold answer; all else is None where there is none.
+    `n` counts the questions with a gold answer. Without any, the other fields are None.
     """
 
     n: int
@@ -186,10 +186,9 @@ class Score:
 
 
 def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: int = 0) -> Score:
-    """Score predictions against the aliases of their answers; a question without any is left out."""
+    """Score predictions against the aliases of their answers; questions without aliases are left out."""
     if not predictions or len(predictions) != len(answers):
-        given = f"{len(predictions)} predictions for {len(answers)} answers"
-        raise BadInput(f"{given}: one each is needed, and at least one")
+        raise BadInput(f"{len(predictions)} predictions for {len(answers)} answers: one per answer is needed")
     pairs = [pair for pair in zip(predictions, answers, strict=True) if pair[1]]
     n = len(pairs)
     means: dict[str, float | None] = {}

@@ -1,8 +1,7 @@
-"""Attention weights by token and by block, for every layer and head, from the queries and keys of a prefill."""
+"""Attention weights by token and by block, per layer and head, from the queries and keys of a prefill."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,15 +26,15 @@ from workbench.models.loading import Loaded
 class AttentionMass:
     """Attention weights of one prompt, computed by one method, with its `kv`."""
 
-    tokens: Tensor  #: [L, Hq, T] fp32, of the last row (the token that predicts the answer); sums to 1
-    blocks: Tensor  #: [L, Hq, B, B] fp32, mean over the computed rows of a block; rows of blocks that were cached are 0
-    logits: Tensor  #: [V] fp32, of the last row
+    tokens: Tensor  #: [L, Hq, T] fp32, of the last token (which predicts the answer); sums to 1
+    blocks: Tensor  #: [L, Hq, B, B] fp32, mean over the computed tokens of a block; rows of cached blocks are 0
+    logits: Tensor  #: [V] fp32, of the last token
     kv: KV
 
 
-def busiest(tokens: Tensor, wanted: Tensor) -> tuple[int, int]:
-    """Return the (layer, head) whose `AttentionMass.tokens` at the positions `wanted` [T] (bool) sum to most."""
-    return peak(tokens[:, :, wanted].sum(-1))
+def busiest(tokens: Tensor, mask: Tensor) -> tuple[int, int]:
+    """Return the (layer, head) with the most attention (`AttentionMass.tokens`) at the positions `mask` [T] bool."""
+    return peak(tokens[:, :, mask].sum(-1))
 
 
 def peak(scores: Tensor) -> tuple[int, int]:
@@ -44,12 +43,12 @@ def peak(scores: Tensor) -> tuple[int, int]:
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Return [L, Hq]: 1 minus the total variation distance of attention `a` and `b` [L, Hq, T]; 1 where they agree."""
+    """Return [L, Hq]: 1 minus the total variation distance of attention `a` and `b` [L, Hq, T]; 1 if they are equal."""
     return torch.minimum(a, b).sum(-1)
 
 
 def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> AttentionMass:
-    """Compute every row under the mask rule `sees`, and measure its attention."""
+    """Compute the whole prompt under the mask rule `sees`, and measure its attention."""
     return _measure(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)), sees)
 
 
@@ -77,7 +76,7 @@ def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees:
 
 
 def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Tensor, sees: Sees) -> Iterator[Tensor]:
-    """Yield the attention weights [Hq, R, T] (fp32) of each layer, in order. A row without visible keys is 0."""
+    """Yield the attention weights [Hq, R, T] (fp32) of each layer, in order; 0 for queries with no visible key."""
     for layer, keys in enumerate(kv.keys):
         by_rows = attention_maps.logits(model, layer, queries[layer], keys, rows, sees)
         yield torch.cat([attention_maps.softmax(logits) for _, logits in by_rows], 1)
@@ -98,7 +97,7 @@ def to_other_blocks(mass: AttentionMass) -> float:
 def answers_under(
     loaded: Loaded, view: Reading, rules: Mapping[str, Sees], masses: Mapping[str, AttentionMass], max_new_tokens: int
 ) -> Records:
-    """Answer one prompt under every mask rule: records {mask, answer, right (None: no answer is known), kl}.
+    """Answer one prompt under each mask rule: records {mask, answer, right (None if no answer is known), kl}.
 
     `masses` holds `masked` of every rule; kl (nats) is the divergence of its first token from that of the first rule.
     """
@@ -106,7 +105,11 @@ def answers_under(
     reference = next(iter(masses.values())).logits.log_softmax(-1)
     records = []
     for name, rule in rules.items():
-        method = Full(partial(_whatever_prompt, rule))
+
+        def rule_of(_: Prompt, rule: Sees = rule) -> Sees:
+            return rule
+
+        method = Full(rule_of)
         (output,) = generate(model, tokenizer, [view.prompt], method, max_new_tokens=max_new_tokens, stop=layout.stop)
         answer, logits = output.text.strip(), masses[name].logits.log_softmax(-1)
         right = bool(exact_match(answer, view.answers)) if view.answers else None
@@ -115,11 +118,7 @@ def answers_under(
     return records
 
 
-def _whatever_prompt(rule: Sees, _: Prompt) -> Sees:
-    return rule
-
-
-def most_changed(masses: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:
-    """Return the (layer, head) that attends to `wanted` [T] (bool), as it still does in "block" and not in "naive"."""
+def most_changed(masses: Mapping[str, AttentionMass], mask: Tensor) -> tuple[int, int]:
+    """Return the (layer, head) that attends to `mask` [T] bool and is alike in "full" and "block", unlike "naive"."""
     full, block, naive = (masses[name].tokens for name in ("full", "block", "naive"))
-    return peak(full[:, :, wanted].sum(-1) * overlap(full, block) * (1 - overlap(full, naive)))
+    return peak(full[:, :, mask].sum(-1) * overlap(full, block) * (1 - overlap(full, naive)))

@@ -1,7 +1,7 @@
-"""Cost of the first token: floating-point operations and bytes moved, from a configuration alone.
+"""FLOPs and bytes moved up to the first token, from a configuration alone.
 
-Linear parts (projections, MLP, output head) and attention parts (scores and weighted values) are counted apart, a
-multiply-add as two operations. Left out are norms, activations, softmax and the rotation of keys.
+Linear parts (projections, MLP, output head) and attention parts (scores and weighted values) are counted separately. A
+multiply-add counts as two operations. Norms, activations, softmax and the rotation of keys are left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,18 +18,18 @@ from workbench.core.plan import Pass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model that determine its cost; tuples have one entry a layer, as sliding layers may differ."""
+    """Sizes of a model that determine its cost; tuples have one entry per layer, as sliding layers may differ."""
 
     linear: int  #: weights per token in all layers (of experts: those in use)
     head: int  #: weights of the output head
-    stored: int  #: number of all weights in memory
-    query_width: tuple[int, ...]  #: query heads times head width
+    stored: int  #: weights in memory
+    query_width: tuple[int, ...]  #: query heads times head dimension
     kv_width: tuple[int, ...]  #: numbers in the keys and values of one token
     windows: tuple[int | None, ...]  #: sliding window in tokens; None: full attention
 
     @property
     def convention(self) -> int:
-        """Parameters as the papers count them for 2 · parameters · tokens: all but the input embedding."""
+        """Parameters as papers count them for 2 · parameters · tokens: without the input embedding."""
         return self.linear + self.head
 
 
@@ -40,28 +40,28 @@ class Cost:
     linear: float  #: operations in projections, MLPs and the output head
     attention: float  #: operations in scores and weighted values
     weights: float  #: bytes of weights read once
-    kv_written: float  #: bytes of keys and values of computed rows
+    kv_written: float  #: bytes of keys and values of computed tokens
     kv_read: float  #: bytes of keys and values attended to, once per layer
-    kv_loaded: float  #: bytes of cached blocks that come from the store
+    kv_loaded: float  #: bytes of cached blocks, loaded from the store
 
     @property
     def flops(self) -> float:
-        """Sum of all operations, in FLOPs; a multiply-add is two."""
+        """Total FLOPs; a multiply-add is two."""
         return self.linear + self.attention
 
     @property
     def bytes(self) -> float:
-        """Sum of all bytes that are moved."""
+        """Total bytes moved."""
         return self.weights + self.kv_written + self.kv_read + self.kv_loaded
 
 
 def shape(config: PretrainedConfig) -> ModelShape:
-    """Return the shape of a causal language model from its configuration. Raises BadInput for another kind of model."""
+    """Return the shape of a causal language model from its configuration. Raises BadInput for other kinds of models."""
     return shape_of(shell(config))
 
 
 def shell(config: PretrainedConfig) -> PreTrainedModel:
-    """Return a causal language model without weights, on the meta device. Raises BadInput for another kind."""
+    """Return a causal language model without weights, on the meta device. Raises BadInput for other kinds of models."""
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
@@ -103,19 +103,20 @@ def _share_of_experts(config: PretrainedConfig) -> float:
 
 
 def first_token(shape: ModelShape, rows: Sequence[int] | np.ndarray, length: int, itemsize: int = 2) -> Cost:
-    """Return the cost of a prefill of `length` tokens that computes the positions `rows`; all others come from a store.
+    """Return the cost of a prefill of `length` tokens that computes the positions `rows`; the others come from a store.
 
-    Every row attends to all positions up to its own (or within its layer's window); the head is applied to the last
-    row. `itemsize` is bytes a number, of weights, keys and values. `range(length)` is ordinary prefill; the last Q
-    positions are Block-Attention with stored blocks. Raises BadInput for rows outside the prompt, or none.
+    Every computed token attends to all positions up to its own (or within its layer's window). The output head is
+    applied to the last one. `itemsize` is the bytes of a weight, and of a number in keys and values. `range(length)` is
+    ordinary prefill; the last Q positions are Block-Attention with stored blocks. Raises BadInput for rows outside the
+    prompt, or none.
     """
     positions = np.asarray(rows, dtype=np.int64)
     if positions.size == 0 or positions.min() < 0 or positions.max() >= length:
         raise BadInput(
-            f"{positions.size} rows in a prompt of {length} tokens; positions from 0 to {length - 1} are needed"
+            f"rows are {positions.size} positions of {length} tokens: positions from 0 to {length - 1} are needed"
         )
     spans = [window or length for window in shape.windows]
-    pairs = {span: int(np.minimum(positions + 1, span).sum()) for span in set(spans)}  # (row, column) seen
+    pairs = {span: int(np.minimum(positions + 1, span).sum()) for span in set(spans)}  # (query, key)
     per_token = sum(shape.kv_width) * itemsize
     return Cost(
         linear=2.0 * (shape.linear * positions.size + shape.head),
@@ -130,7 +131,7 @@ def first_token(shape: ModelShape, rows: Sequence[int] | np.ndarray, length: int
 def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: int = 2) -> Cost:
     """Return the cost of all passes of one request up to its first token; `reused` tokens come from the store.
 
-    Weights are read once a `Pass.forward`, the output head is applied in the last one, a pass of `num_layers` layers
+    Weights are read once per `Pass.forward`. The output head is applied in the last pass. A pass of `num_layers` layers
     counts by its share of the layers, and one of a helper model by its weight.
     """
     layers = len(shape.windows)
@@ -150,7 +151,7 @@ def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: 
 
 
 def rows_charged(passes: Sequence[Pass], layers: int) -> float:
-    """Return the tokens that all passes of a request compute, counted as tokens through all `layers` of the model.
+    """Return the computed tokens of all passes of a request, in tokens through all `layers` of the model.
 
     Passes of selectors and helper models are included.
     """
@@ -158,20 +159,20 @@ def rows_charged(passes: Sequence[Pass], layers: int) -> float:
 
 
 def charged_share(passes: Sequence[Pass], layers: int, length: int) -> float:
-    """Return the charged share of a request: `rows_charged` over the `length` tokens of its prompt.
+    """Return the charged share of a request: `rows_charged` divided by the `length` tokens of its prompt.
 
-    That of full attention is 1. Preprocessing before the request does not count.
+    It is 1 for full attention. Preprocessing before the request is not counted.
     """
     return rows_charged(passes, layers) / length
 
 
 def _share(one: Pass, layers: int) -> float:
-    """Return the cost of a token of a pass, relative to a token through all layers."""
+    """Return the cost per token of a pass, relative to a token through all layers."""
     return one.weight * (one.num_layers or layers) / layers
 
 
 def encoding(shape: ModelShape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
-    """Return the cost of encoding blocks of these lengths independently, in one pass, without the output head."""
+    """Return the cost of encoding blocks of these lengths independently in one pass, without the output head."""
     cost = of_passes(shape, [Pass(range(length), length) for length in lengths], 0, itemsize)
     return replace(cost, linear=cost.linear - 2.0 * shape.head)
 

@@ -1,6 +1,6 @@
 """Faithfulness: share of an answer's claims that its passages support (Ragas; FusionRAG, section 5.1.2).
 
-It is exact on the lab corpus, whose facts can be read back. On real questions a language model is the judge.
+It is exact on the lab corpus, whose facts can be parsed. On real questions, a language model judges.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Verdict = Literal["supported", "of another subject", "in another place", "nowher
 
 
 class Judge(Protocol):
-    """Interface of judges: which claims of every answer do the sample's passages support?"""
+    """Interface of judges: which claims of each answer the sample's passages support."""
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]: ...
 
@@ -46,20 +46,20 @@ class Faithfulness:
 def faithfulness(judge: Judge, samples: Sequence[Sample], answers: Sequence[str], seed: int = 0) -> Faithfulness:
     """Measure the faithfulness of answers to the passages of their samples."""
     if not samples or len(samples) != len(answers):
-        raise BadInput(f"{len(answers)} answers for {len(samples)} samples: one each is needed, and at least one")
+        raise BadInput(f"{len(answers)} answers for {len(samples)} samples: one per sample is needed")
     verdicts = judge(samples, answers)
     shares = [sum(claims) / len(claims) if claims else 0.0 for claims in verdicts]
     return Faithfulness(len(shares), sum(map(len, verdicts)), sum(shares) / len(shares), *bootstrap(shares, seed))
 
 
 def judge(name: str, device: str = "cpu", dtype: str | None = None) -> Judge:
-    """Make a judge: "lab" for questions of the lab corpus, else a model by folder or name (`models.load`)."""
+    """Return a judge: "lab" for questions of the lab corpus, else a model by folder or name (`models.load`)."""
     check_judge(name)
     return LabJudge() if name == LAB else ModelJudge(*models.load(name, device, dtype)[:2])
 
 
 def check_judge(name: str, samples: Sequence[Sample] = ()) -> None:
-    """Raise BadInput for an unknown judge, and for samples that it cannot judge; no model is loaded."""
+    """Raise BadInput for an unknown judge, and for samples that it cannot judge; loads no model."""
     if name == LAB:
         for sample in samples:
             lab_facts.supported(sample)
@@ -68,10 +68,10 @@ def check_judge(name: str, samples: Sequence[Sample] = ()) -> None:
 
 
 def verdict(sample: Sample, answer: str) -> Verdict:
-    """Return whether the passages of a lab sample support what an answer claims, and if not, what they say.
+    """Return whether the passages of a lab sample support an answer's claim, and if not, what they state.
 
-    An answer to a lab question is one claim: "the employer of Ada Kelric is Lordex Mills". It is supported where the
-    passages state it; else the passages may say the same of another subject, or hold its words in another place.
+    An answer to a lab question is one claim: "the employer of Ada Kelric is Lordex Mills". It is supported if the
+    passages state it. Otherwise they may state the same of another subject, or contain its words in another place.
     """
     claim = normalise(answer)
     if claim in map(normalise, lab_facts.supported(sample)):
@@ -85,7 +85,7 @@ def verdict(sample: Sample, answer: str) -> Verdict:
 
 
 class LabJudge:
-    """Exact, for samples of the lab corpus. BadInput for a question that the lab corpus does not ask."""
+    """Exact judge for samples of the lab corpus. Raises BadInput for other questions."""
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]:
         pairs = zip(samples, answers, strict=True)
@@ -104,11 +104,11 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class ModelJudge:
-    """A language model that lists the claims of an answer, then decides of each whether it is supported (Ragas).
+    """A language model that lists the claims of an answer, then decides whether each is supported (Ragas).
 
-    A claim is supported where `yes` is a more probable next token than `no` (with a space before it or without, in
-    capitals or not), so any causal model can be asked. Templates are wrapped in the tokenizer's chat template where it
-    has one. `most`: claims of an answer, at most. BadInput for a template without its fields.
+    A claim is supported if `yes` is a more probable next token than `no` (with or without a leading space, capitalised
+    or not), so any causal model can judge. Templates are wrapped in the tokenizer's chat template if it has one. `most`
+    is the maximum number of claims per answer. Raises BadInput for a template without its fields.
     """
 
     model: PreTrainedModel
@@ -124,9 +124,9 @@ class ModelJudge:
     def __post_init__(self) -> None:
         needed = {"claims": ("{question}", "{answer}"), "supported": ("{passages}", "{claim}")}
         for name, placeholders in needed.items():
-            if lacking := [field for field in placeholders if field not in getattr(self, name)]:
-                raise BadInput(f"the judge's template `{name}` has no {lacking[0]}")
-        if not all(self._verdicts()):
+            if missing := [field for field in placeholders if field not in getattr(self, name)]:
+                raise BadInput(f"the judge's template `{name}` has no {missing[0]}")
+        if not all(self._verdict_tokens()):
             raise BadInput(f"{self.yes!r} and {self.no!r} begin with the same token: the judge cannot tell them apart")
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]:
@@ -135,25 +135,25 @@ class ModelJudge:
         for sample, own in zip(samples, claims, strict=True):
             passages = "\n\n".join(f"{p.title}\n{p.text}".strip() for p in sample.ctxs)
             texts += [self.supported.format(passages=passages, claim=claim) for claim in own]
-        verdicts = iter(self._holds(texts))
+        verdicts = iter(self._entailed(texts))
         return [[next(verdicts) for _ in own] for own in claims]
 
     def claimed(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[str]]:
-        """List the claims of every answer; of one that the model rewrites as nothing, the answer itself."""
+        """List the claims of each answer; if the model lists none, the question and answer are the claim."""
         claims: list[list[str]] = [[] for _ in answers]
-        spoken = [i for i, answer in enumerate(answers) if answer.strip()]
-        prompts = self._prompts([self.claims.format(question=questions[i], answer=answers[i]) for i in spoken])
-        for begin in range(0, len(spoken), self.batch):
+        answered = [i for i, answer in enumerate(answers) if answer.strip()]
+        prompts = self._prompts([self.claims.format(question=questions[i], answer=answers[i]) for i in answered])
+        for begin in range(0, len(answered), self.batch):
             batch = prompts[begin : begin + self.batch]
             outputs = generate(self.model, self.tokenizer, batch, max_new_tokens=self.max_new_tokens)
-            for i, output in zip(spoken[begin:], outputs, strict=False):
+            for i, output in zip(answered[begin:], outputs, strict=False):
                 lines = [line.strip(" -*•\t") for line in output.text.splitlines()]
                 claims[i] = [line for line in lines if line][: self.most] or [f"{questions[i]} {answers[i]}"]
         return claims
 
-    def _holds(self, texts: Sequence[str]) -> list[bool]:
-        """Return for every text whether the next token is more likely `yes` than `no`."""
-        yes, no = self._verdicts()
+    def _entailed(self, texts: Sequence[str]) -> list[bool]:
+        """Return for each text whether the next token is more likely `yes` than `no`."""
+        yes, no = self._verdict_tokens()
         verdicts: list[bool] = []
         prompts = self._prompts(texts)
         for begin in range(0, len(prompts), self.batch):
@@ -172,8 +172,8 @@ class ModelJudge:
         tokens = [self.tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
         return [Prompt((Block(ids[:-1]), Block(ids[-1:]))) for ids in tokens]
 
-    def _verdicts(self) -> list[list[int]]:
-        """Return the first tokens of "yes" and of "no", without common ones."""
+    def _verdict_tokens(self) -> list[list[int]]:
+        """Return the first tokens of "yes" and of "no", without those that both share."""
         first: list[set[int]] = []
         for word in (self.yes, self.no):
             spellings = [word, word.capitalize(), f" {word}", f" {word.capitalize()}"]

@@ -1,8 +1,8 @@
 """Fidelity: how close a method's predictions of an answer are to those of full attention.
 
-Two answers are teacher-forced, the gold answer and full attention's own greedy answer: each token is predicted from the
-prompt as the method computed it and from the answer's earlier tokens. Neither needs long decoding, and the second needs
-no labels. They distinguish methods even where few answers match.
+Two answers are teacher-forced: the gold answer, and full attention's own greedy answer. Each token is predicted from
+the prompt as the method computed it and from the answer's earlier tokens. Neither needs long decoding, and the second
+needs no labels. They distinguish methods even if few answers match.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.models.spec import attach
 
-ROWS = 512  # rows of logits converted to log-probabilities at a time
+ROWS = 512  # tokens whose logits are converted to log-probabilities at a time
 FIELDS = tuple("nll nll_full kl_gold agree_gold nll_own nll_own_full kl agree kl_first agree_first".split())
 Tokens = tuple[int, ...]
 Predict = Callable[[Sequence[Tokens]], list[Tensor]]  # answers of a batch → logits, as `predict`
@@ -34,10 +34,10 @@ Predict = Callable[[Sequence[Tokens]], list[Tensor]]  # answers of a batch → l
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Full attention over one prompt: its own greedy answer, and what it predicts of both answers.
+    """Full attention over one prompt: its own greedy answer, and its logits for both answers.
 
-    gold     the gold answer's tokens, its end included; () if the sample has no answer
-    own      tokens of full attention's greedy answer, its end token included
+    gold     the gold answer's tokens, with its end token; () if the sample has no answer
+    own      tokens of full attention's greedy answer, with its end token
     text     its own answer as text, cut before the stop string
     logits   [G + O, V] logits of the gold answer's tokens, then of its own
     seconds  seconds to the first token, if the prompt was computed alone
@@ -55,7 +55,7 @@ class Reference:
 
 
 def gold_answers(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
-    """Return the tokens of every sample's first answer in the layout's format, its end included; () without one."""
+    """Return the tokens of each sample's first answer in the layout's format, with its end token; () without one."""
     texts = [layout.answer.format(answer=sample.answers[0]) if sample.answers else "" for sample in samples]
     return [tuple(ids) for ids in layouts.encode(texts, tokenizer)]
 
@@ -63,23 +63,24 @@ def gold_answers(samples: Sequence[Sample], layout: Layout, tokenizer: PreTraine
 def predict(
     model: PreTrainedModel, ready: Sequence[ReadyRequest], logits: Sequence[Tensor], answers: Sequence[Tokens]
 ) -> list[Tensor]:
-    """Predict every token of an answer [A] from the prompt and the tokens before it; return logits [A, V] a request.
+    """Return logits [A, V] per request: each answer token is predicted from the prompt and the answer's earlier tokens.
 
-    `ready` are requests whose last pass has run (`methods.method.finish`), and `logits` [V] those behind their prompts.
-    The answers are one packed forward pass under each plan's mask rule; it overwrites the KV behind the prompts.
+    `ready` are requests whose last pass has run (`methods.method.finish`), and `logits` [V] those after their prompts.
+    The answers run in one packed forward pass under each plan's mask rule, which overwrites the KV after the
+    prompts.
     """
-    requests, asked = [], []
+    requests, indices = [], []
     for i, (one, tokens) in enumerate(zip(ready, answers, strict=True)):
         if len(tokens) < 2:
             continue
-        before, kv = one.request.tokens, one.request.kv
-        whole = torch.cat((before, torch.tensor(tokens[:-1])))
-        kv.grow(max(0, len(whole) - len(kv)))
-        under = one.request.plan
-        plan = Plan(torch.arange(len(before), len(whole)), under.sees, backend=under.backend)
-        requests.append(PrefillRequest(whole, plan, kv))
-        asked.append(i)
-    later = dict(zip(asked, prefill_many(model, requests), strict=True))
+        prompt, kv = one.request.tokens, one.request.kv
+        extended = torch.cat((prompt, torch.tensor(tokens[:-1])))
+        kv.grow(max(0, len(extended) - len(kv)))
+        plan_of_prompt = one.request.plan
+        plan = Plan(torch.arange(len(prompt), len(extended)), plan_of_prompt.sees, backend=plan_of_prompt.backend)
+        requests.append(PrefillRequest(extended, plan, kv))
+        indices.append(i)
+    later = dict(zip(indices, prefill_many(model, requests), strict=True))
     predicted = []
     for i, tokens in enumerate(answers):
         parts = [logits[i][None]] if tokens else [logits[i][None][:0]]
@@ -90,10 +91,7 @@ def predict(
 
 
 def predictor(model: PreTrainedModel, answered: Answered) -> Predict:
-    """Return a function that predicts answers as `predict` does, for requests that were answered.
-
-    It runs over their pages if they still have them.
-    """
+    """Return a function like `predict` for requests that were answered; it uses their pages if they still exist."""
 
     def predicted(answers: Sequence[Tokens]) -> list[Tensor]:
         if (later := answered.force(answers)) is None:
@@ -105,7 +103,7 @@ def predictor(model: PreTrainedModel, answered: Answered) -> Predict:
 
 
 def _both(predicted: Predict, gold: Sequence[Tokens], own: Sequence[Tokens]) -> tuple[list[Tensor], list[Tensor]]:
-    """Predict the gold and the own answers; equal ones (except for the last token) are predicted once."""
+    """Predict the gold and the own answers; answers that differ at most in the last token are predicted once."""
     same = [len(one) == len(other) and one[:-1] == other[:-1] for one, other in zip(gold, own, strict=True)]
     golden = predicted(gold)
     others = predicted([() if alike else tokens for alike, tokens in zip(same, own, strict=True)])
@@ -120,18 +118,18 @@ def references(
     max_new_tokens: int,
     stop: Sequence[str] = (),
 ) -> list[Reference]:
-    """Return the reference of every prompt of a batch that full attention has answered greedily (`answer`)."""
+    """Return the reference of each prompt in a batch that full attention has answered greedily (`answer`)."""
     limits = _limits(model, full.generations)
     golden = [tokens[:limit] for tokens, limit in zip(gold, limits, strict=True)]
-    said = [generation.tokens for generation in full.generations]
+    generated = [generation.tokens for generation in full.generations]
     ended = [
         len(tokens) < min(max_new_tokens, limit) and not _stopped(tokenizer, tokens, stop)
-        for tokens, limit in zip(said, limits, strict=True)
+        for tokens, limit in zip(generated, limits, strict=True)
     ]
-    padded = [(*tokens, 0) if end else tokens for tokens, end in zip(said, ended, strict=True)]  # 0 is not read
+    padded = [(*tokens, 0) if end else tokens for tokens, end in zip(generated, ended, strict=True)]  # 0 is not read
     of_gold, of_own = _both(predictor(model, full), golden, padded)
     last = torch.stack([rows[-1].argmax() for rows in of_own]).tolist() if of_own else []
-    own = [(*tokens, end) if more else tokens for tokens, more, end in zip(said, ended, last, strict=True)]
+    own = [(*tokens, end) if more else tokens for tokens, more, end in zip(generated, ended, last, strict=True)]
     texts = [generation.text.strip() for generation in full.generations]
     rows = [torch.cat(pair) for pair in zip(of_gold, of_own, strict=True)]
     seconds = [generation.alone for generation in full.generations]
@@ -147,7 +145,7 @@ def reference(
     stop: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Reference]:
-    """Answer a batch of prompts by full attention, greedily, and return the reference of each.
+    """Answer a batch of prompts greedily by full attention, and return the reference of each.
 
     `progress` is that of `methods.generation.answer`.
     """
@@ -166,22 +164,22 @@ def compare(
 def compared(predicted: Predict, known: Sequence[Reference]) -> list[dict[str, float | None]]:
     """Compare a method's predictions of answers with those of full attention over the same prompts.
 
-    Returns one dictionary a request; values are means over the tokens of an answer, in nats a token:
+    Returns one dictionary per request; values are means over the tokens of an answer, in nats per token:
 
     nll, nll_full          negative log-likelihood of the gold answer's tokens, by the method and by full attention
-    nll_own, nll_own_full  the same of full attention's own answer
+    nll_own, nll_own_full  the same for full attention's own answer
     kl, kl_gold            KL(full attention ‖ method) over its own answer, and over the gold answer
-    agree, agree_gold      share of these tokens at which both have the same likeliest token
-    kl_first, agree_first  the same of the first token, which both answers share
+    agree, agree_gold      share of these tokens for which both have the same most likely token
+    kl_first, agree_first  the same for the first token, which both answers share
 
-    Values of a gold answer are None where there is none.
+    Values of a gold answer are None if there is none.
     """
     golden, own = _both(predicted, [one.gold for one in known], [one.own for one in known])
     return scores(known, [torch.cat(pair) for pair in zip(golden, own, strict=True)])
 
 
 def scores(known: Sequence[Reference], predicted: Sequence[Tensor]) -> list[dict[str, float | None]]:
-    """Score logits [G + O, V] a request, of the tokens of both answers, as `compare` does."""
+    """Score logits [G + O, V] per request, of the tokens of both answers, as `compare` does."""
     if not known:
         return []
     targets = torch.tensor([token for one in known for token in (*one.gold, *one.own)])
@@ -205,7 +203,7 @@ def _by_token(full: Tensor, ours: Tensor, targets: Tensor) -> Tensor:
 
 
 def _means(table: Tensor, gold: int) -> dict[str, float | None]:
-    """Return the means of one request's tokens [G + O, 4], the first `gold` of them of the gold answer."""
+    """Return the means over one request's tokens [G + O, 4]; the first `gold` tokens are of the gold answer."""
     of_gold = table[:gold].double().mean(0).tolist() if gold else [None] * 4
     of_own = table[gold:].double().mean(0).tolist()
     nll, nll_full, kl_gold, agree_gold = of_gold
@@ -213,12 +211,12 @@ def _means(table: Tensor, gold: int) -> dict[str, float | None]:
 
 
 def _limits(model: PreTrainedModel, full: Sequence[Generation]) -> list[int]:
-    """Return per prompt how many answer tokens fit into the context; the last one needs no place."""
+    """Return per prompt how many answer tokens fit into the context; the last token needs no KV slot."""
     context = attach(model).context
     return [context - one.rows_computed - one.rows_reused + 1 if context else 1 << 62 for one in full]
 
 
 def _stopped(tokenizer: Any, tokens: Tokens, stop: Sequence[str]) -> bool:
-    """Return whether an answer ends with a stop string, not with the token that ends a text."""
+    """Return whether an answer ends with a stop string, not with the end-of-text token."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return any(end in text for end in stop)

@@ -1,4 +1,4 @@
-"""Wall times of whole jobs, measured one at a time, and speedups of their medians; torch is not imported."""
+"""Wall times of jobs, measured one at a time, and speedups of their medians. Does not import torch."""
 
 import math
 import time
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 WARM_UP = 3
-WARM = 1.0  # second
+WARM = 1.0  # seconds of warm-up on a CPU, about
 ENOUGH = 20  # minimum number of measurements for percentiles; fewer give median and range
 CLAIMED = 5  # minimum number of measurements per side for a speedup
 SAME_WORK = 0.02  # share of computed tokens: below this difference, a speedup is timing noise
@@ -20,7 +20,7 @@ SAME_WORK = 0.02  # share of computed tokens: below this difference, a speedup i
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Percentiles, smallest and largest of `n` measurements, in seconds."""
+    """Percentiles, minimum and maximum of `n` measurements, in seconds."""
 
     p5: float
     p50: float
@@ -31,7 +31,7 @@ class Quantiles:
 
 
 def quantiles(seconds: Sequence[float]) -> Quantiles:
-    """Return 5th, 50th and 95th percentile (linearly interpolated), the smallest and the largest measurement."""
+    """Return the 5th, 50th and 95th percentile (linearly interpolated), the minimum and the maximum."""
     p5, p50, p95 = np.quantile(np.asarray(seconds, dtype=float), [0.05, 0.5, 0.95])
     return Quantiles(float(p5), float(p50), float(p95), len(seconds), float(min(seconds)), float(max(seconds)))
 
@@ -39,7 +39,7 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
 def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the ends of the spread of a record {p5, p95, n or runs, least, most}.
 
-    They are percentiles for ENOUGH measurements or more, else the range; None if the range was not kept.
+    They are percentiles from ENOUGH measurements on, below that the range; None if the range was not recorded.
     """
     count = record.get("n", record.get("runs"))
     names = ("p5", "p95") if count is not None and count >= ENOUGH else ("least", "most")
@@ -50,14 +50,14 @@ def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
 def ratio(slow: Mapping[str, Any], fast: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return the ratio of the medians of `slow` and `fast`, records {ms, p5, p95, runs, least, most}, with its ends.
 
-    The ends are the ratios of opposite ends of the two spreads (`spread`, or percentiles where no range was kept).
+    The ends are the ratios of opposite ends of the two spreads (`spread`, or percentiles if no range was recorded).
     """
     (a, b), (c, d) = (spread(one) or (float(one["p5"]), float(one["p95"])) for one in (slow, fast))
     return float(slow["ms"] / fast["ms"]), a / d, b / c
 
 
 def timed(times: Quantiles) -> dict[str, Any]:
-    """Return times to first token as a record {ms, p5, p95, runs, least, most} for `ratio`, in ms."""
+    """Convert times to first token to a record {ms, p5, p95, runs, least, most} in ms, for `ratio`."""
     ends = {
         name: None if (end := getattr(times, name)) is None else end * 1e3 for name in ("p5", "p95", "least", "most")
     }
@@ -65,26 +65,26 @@ def timed(times: Quantiles) -> dict[str, Any]:
 
 
 def spread_words(count: int) -> str:
-    """Return words for the `spread` of so many measurements, to follow "median and"."""
+    """Return what `spread` is for `count` measurements, in words that follow "median and"."""
     return "5 to 95%" if count >= ENOUGH else "range"
 
 
 def measure(
     jobs: Iterable[Callable[[], object]], device: "torch.device", warm_up: int = WARM_UP, enough: float = math.inf
 ) -> Quantiles:
-    """Measure the wall time of every job on an idle device, until its work on the device is done.
+    """Measure the wall time of each job on an idle device, until its work on the device is done.
 
-    Before, the first job runs `warm_up` times uncounted (on a CPU for at most about WARM seconds). No job begins once
-    those before took `enough` seconds.
+    The first job is warmed up by `warm_up` uncounted runs (on a CPU for at most about WARM seconds). No job starts once
+    the earlier ones have taken `enough` seconds.
     """
     seconds: list[float] = []
     for i, job in enumerate(jobs):
         if sum(seconds) >= enough:
             break
-        begin = time.perf_counter()
+        warm_up_start = time.perf_counter()
         for _ in range(warm_up if i == 0 else 0):
             job()
-            if device.type == "cpu" and time.perf_counter() - begin > WARM:
+            if device.type == "cpu" and time.perf_counter() - warm_up_start > WARM:
                 break
         wait(device)
         start = time.perf_counter()

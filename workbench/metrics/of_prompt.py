@@ -1,17 +1,17 @@
-"""Measure one prompt in one call, with a tidy table as result: `from workbench import measure`.
+"""Measure one prompt in one call and return a tidy table: `from workbench import measure`.
 
     loaded = models.load("lab-full")
     (sample,) = data.load("lab", samples=1)
-    measure.deviation(loaded, sample)                         a row a token, layer and part (keys, values)
-    measure.scores(loaded, sample, ["query_guided"])          a row a context token, a column a selector
-    measure.attention(loaded, sample)                         a row a context token: what the question pays to it
-    measure.selected(loaded, sample, "bfla(block=64)")        a row a layer, head, query tile and key tile
+    measure.deviation(loaded, sample)                         a row per token, layer and part (keys, values)
+    measure.scores(loaded, sample, ["query_guided"])          a row per context token, a column per selector
+    measure.attention(loaded, sample)                         a row per context token: attention from the question
+    measure.selected(loaded, sample, "bfla(block=64)")        a row per layer, head, query tile and key tile
 
-A model is a name, a folder or what `models.load` returns; a prompt is a text, a list of blocks, a `Prompt`, a `Sample`:
-what `explore` takes (`models.given`). `question` is that of a text whose last paragraph is not the question. `prepare`
-is a preparation without a corpus: what the passages saw before they were cached. With `kv`, an assembled cache of the
-prompt, that is measured instead. Columns `token` and `block` are numbers within the prompt; `text` is what the token
-reads, where the model's tokenizer is known.
+A model is a name, a folder or what `models.load` returns. A prompt is a text, a list of blocks, a `Prompt` or a
+`Sample`, as for `explore` (`models.given`). `question` belongs to a text whose last paragraph is not the question.
+`prepare` is a preprocessing without a corpus: what the passages attended to when they were cached. `kv`, an assembled
+cache of the prompt, is measured instead if it is given. Columns `token` and `block` are indices within the prompt;
+`text` is the token's text, if the model's tokenizer is known.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def __dir__() -> list[str]:
 
 @checked
 def reused(model: Model, prompt: Given, prepare: str = "after_system", question: str = "") -> KV:
-    """Return the assembled cache of a prompt: its passages cached by `prepare`, its question not computed yet."""
+    """Return the assembled cache of a prompt: passages cached by `prepare`, the question not computed yet."""
     return _reused(*model_and_prompt(model, prompt, question), prepare)
 
 
@@ -64,12 +64,12 @@ def deviation(
     lm, joined = model_and_prompt(model, prompt, question)
     end, cached = joined.starts[-1], _reused(lm, joined, prepare) if kv is None else kv
     exact = kv_deviation.full_attention_kv(lm, joined)
-    found = kv_deviation.deviation(cached.slice(0, end), exact.slice(0, end))
-    parts = {"keys": found.keys, "values": found.values}
+    deviations = kv_deviation.deviation(cached.slice(0, end), exact.slice(0, end))
+    parts = {"keys": deviations.keys, "values": deviations.values}
     tables = [
         _long(of.nanmean(2).cpu(), ("token", "layer"), "deviation").assign(part=part) for part, of in parts.items()
     ]
-    rows, last = _placed(pd.concat(tables, ignore_index=True), model, lm, joined), ["layer", "part", "deviation"]
+    rows, last = _with_text(pd.concat(tables, ignore_index=True), model, lm, joined), ["layer", "part", "deviation"]
     return rows[[*(name for name in rows if name not in last), *last]]
 
 
@@ -82,27 +82,27 @@ def scores(
     kv: KV | None = None,
     question: str = "",
 ) -> pd.DataFrame:
-    """Return the score that every selector gives each context token: token, text, block, a column each.
+    """Return the score that each selector gives each context token: token, text, block, one column per selector.
 
-    Selectors are names, policies, or functions as a trial takes them (`methods.own_function`). The higher, the sooner
-    recomputed; -inf is never recomputed, inf always.
+    Selectors are names, policies, or functions as a trial takes them (`methods.own_function`). Tokens with higher
+    scores are recomputed first; -inf is never recomputed, inf always.
     """
     policies = {one if isinstance(one, str) else _name(one): _policy(one) for one in selectors}
     lm, joined = model_and_prompt(model, prompt, question)
     cached = _reused(lm, joined, prepare) if kv is None else kv
     columns: dict[str, Any] = {"token": range(joined.starts[-1])}
     columns |= {name: policy(lm, joined, cached.clone()).numpy() for name, policy in policies.items()}
-    return _placed(pd.DataFrame(columns), model, lm, joined)
+    return _with_text(pd.DataFrame(columns), model, lm, joined)
 
 
-def _policy(given: str | select.Select | Callable[..., Any]) -> select.Select:
-    if isinstance(given, str):
-        return select.named(given)
-    return given if isinstance(given, select.Select) else own_function.selector(given)
+def _policy(selector: str | select.Select | Callable[..., Any]) -> select.Select:
+    if isinstance(selector, str):
+        return select.named(selector)
+    return selector if isinstance(selector, select.Select) else own_function.selector(selector)
 
 
-def _name(given: Any) -> str:
-    return type(given).__name__ if isinstance(given, select.Select) else getattr(given, "__name__", "")
+def _name(selector: Any) -> str:
+    return type(selector).__name__ if isinstance(selector, select.Select) else getattr(selector, "__name__", "")
 
 
 @checked
@@ -114,23 +114,23 @@ def attention(
     kv: KV | None = None,
     question: str = "",
 ) -> pd.DataFrame:
-    """Return the attention that each context token gets from the question: token, text, block, attention.
+    """Return the attention that each context token receives from the question: token, text, block, attention.
 
-    Softmax over the whole prompt, summed over `layers`, heads and question tokens, as a share of what the context gets.
+    Softmax over the whole prompt, summed over `layers`, heads and question tokens, as a share of the context's total.
     """
     lm, joined = model_and_prompt(model, prompt, question)
     cached = _reused(lm, joined, prepare) if kv is None else kv
     (paid,) = from_question(lm, [joined], [cached.clone()], layers, over="prompt")
     share = (paid / paid.sum()).cpu().numpy()
-    return _placed(pd.DataFrame({"token": range(len(share)), "attention": share}), model, lm, joined)
+    return _with_text(pd.DataFrame({"token": range(len(share)), "attention": share}), model, lm, joined)
 
 
 @checked
 def selected(model: Model, prompt: Given, method: str | sparse.Sparse, question: str = "") -> pd.DataFrame:
     """Return the key tiles that a sparse method selects: layer, head, query_tile, key_tile, tokens of a tile, mass.
 
-    `mass` is the attention under dense attention that the key tile gets, mean over the query tile's rows. Layers with a
-    sliding window narrower than the prompt are left out.
+    `mass` is the key tile's attention under dense attention, mean over the query tile's tokens. Layers with a sliding
+    window narrower than the prompt are left out.
     """
     policy = sparse.named(method) if isinstance(method, str) else method
     lm, joined = model_and_prompt(model, prompt, question)
@@ -147,13 +147,13 @@ def selected(model: Model, prompt: Given, method: str | sparse.Sparse, question:
 
 
 def _long(values: torch.Tensor, names: Sequence[str], what: str) -> pd.DataFrame:
-    """Return a tensor as a table with one number per row, and its indices in columns."""
+    """Return a tensor as a table with one value per row, and its indices in columns."""
     index = pd.MultiIndex.from_product([range(n) for n in values.shape], names=list(names))
     return pd.Series(values.flatten().numpy(), index=index, name=what).reset_index()
 
 
-def _placed(table: pd.DataFrame, model: Model, lm: PreTrainedModel, prompt: Prompt) -> pd.DataFrame:
-    """Add the blocks of the tokens, and their texts where a tokenizer is known."""
+def _with_text(table: pd.DataFrame, model: Model, lm: PreTrainedModel, prompt: Prompt) -> pd.DataFrame:
+    """Add the blocks of the tokens, and their texts if a tokenizer is known."""
     at = table["token"].to_numpy()
     table.insert(1, "block", prompt.block_of.numpy()[at])
     tokenizer = model[1] if isinstance(model, tuple) and len(model) > 1 else TOKENIZERS.get(lm)

@@ -1,9 +1,9 @@
-"""Compare methods on the same questions: paired differences, McNemar's test, average ranks, groups that do not differ.
+"""Paired comparison of methods: differences, McNemar's test, average ranks, groups that no test tells apart.
 
-Differences are taken question by question and questions are resampled whole, so that a question which is hard for every
+Differences are taken per question and questions are resampled as a whole, so that a question which is hard for every
 method does not widen the interval. Ranks: Demšar (2006), Statistical comparisons of classifiers over multiple data
-sets, with questions in place of data sets; pairs are tested as Benavoli et al. (2016) recommend, by paired tests that
-do not depend on the other methods.
+sets, with questions in place of data sets. Pairs of methods are tested as Benavoli et al. (2016) recommend, by paired
+tests that do not depend on the other methods.
 """
 
 import math
@@ -22,7 +22,7 @@ Ends = tuple[float, float, float]  # value, low, high
 
 
 def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of a number a seed, and half of its 95% interval (Student's t)."""
+    """Return the mean of one value per seed, and half the width of its 95% interval (Student's t)."""
     from scipy.special import stdtrit
 
     numbers = np.asarray(values, float)
@@ -35,7 +35,8 @@ def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
 def over_runs(runs: Sequence[Ends]) -> Ends:
     """Return mean and 95% interval of (value, low, high) over training runs.
 
-    It is Student's interval of the runs, at least as wide as the widest single one, as few runs may agree by chance.
+    This is Student's interval of the runs, but at least as wide as the widest interval of one run, because a few runs
+    may agree by chance.
     """
     mean, half = mean_over_seeds([value for value, _, _ in runs])
     half = max(half, *((high - low) / 2 for _, low, high in runs))
@@ -49,12 +50,12 @@ ALPHA = 0.05
 class Ranks:
     """Ranks of k methods over n questions.
 
-    average   mean rank of each method, from 1; questions on which methods are equal give them their mean rank
-    friedman  p-value of all methods ranking alike (Friedman); None below three methods
-    critical  difference of two average ranks from which on Nemenyi's test tells them apart
-    p         {(i, j): p-value}, i < j: paired Wilcoxon signed-rank tests (exact sign tests where all differences are of
-              one size), corrected after Holm
-    together  groups of two methods and more, ranked, no two of which a test tells apart; none holds another
+    average   mean rank of each method, from 1; tied methods get their mean rank
+    friedman  p-value of the hypothesis that all methods rank alike (Friedman); None for fewer than three methods
+    critical  Nemenyi's critical difference of two average ranks
+    p         {(i, j): p-value}, i < j: paired Wilcoxon signed-rank tests (exact sign tests if all differences have one
+              size), corrected after Holm
+    together  maximal groups of two or more methods, in order of rank, no two of which a test tells apart
     """
 
     n: int
@@ -66,7 +67,7 @@ class Ranks:
 
 
 def ranks(table: np.ndarray, higher: bool) -> Ranks:
-    """Rank methods by scores [n, k], a row a question; `higher` scores are better.
+    """Rank methods by scores [n, k], one row per question; with `higher`, larger scores are better.
 
     Raises BadInput for fewer than two methods, no question, and scores that are not finite.
     """
@@ -74,39 +75,39 @@ def ranks(table: np.ndarray, higher: bool) -> Ranks:
 
     table = np.asarray(table, float)
     if table.ndim != 2 or table.shape[0] < 1 or table.shape[1] < 2 or not np.isfinite(table).all():
-        raise BadInput(f"scores of {table.shape}: finite ones of at least one question and two methods are needed")
+        raise BadInput(f"scores have shape {table.shape}: finite scores, [questions ≥ 1, methods ≥ 2], are needed")
     n, k = table.shape
     average = stats.rankdata(-table if higher else table, axis=1).mean(0)
     alike = bool((table == table[:, :1]).all())
     friedman = None if k < 3 else 1.0 if alike else float(stats.friedmanchisquare(*table.T).pvalue)
-    critical = _range(k) * (k * (k + 1) / 12 / n) ** 0.5
+    critical = _studentized_range(k) * (k * (k + 1) / 12 / n) ** 0.5
     pairs = list(combinations(range(k), 2))
-    p = dict(zip(pairs, holm(_tested(np.stack([table[:, i] - table[:, j] for i, j in pairs]))), strict=True))
+    p = dict(zip(pairs, holm(_p_values(np.stack([table[:, i] - table[:, j] for i, j in pairs]))), strict=True))
     return Ranks(n, tuple(average.tolist()), friedman, critical, p, _groups(average, p))
 
 
-@cache  # leaderboards ask repeatedly
-def _range(k: int) -> float:
+@cache  # leaderboards call it repeatedly
+def _studentized_range(k: int) -> float:
     from scipy import stats
 
     return float(stats.studentized_range.ppf(1 - ALPHA, k, np.inf))
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number (Holm 1979)."""
+    """Return p-values corrected for multiple comparisons (Holm 1979)."""
     order = np.argsort(values, kind="stable")
     scaled = [(len(values) - rank) * values[at] for rank, at in enumerate(order)]
     corrected = np.minimum(1.0, np.maximum.accumulate(scaled)) if len(values) else np.zeros(0)
-    found = np.empty(len(values))
-    found[order] = corrected
-    return found.tolist()
+    result = np.empty(len(values))
+    result[order] = corrected
+    return result.tolist()
 
 
-MANY = 50  # more differences use Wilcoxon's normal approximation, as in scipy
+MANY = 50  # above this number of differences, Wilcoxon's test uses the normal approximation, as in scipy
 
 
-def _tested(gaps: np.ndarray) -> list[float]:
-    """Return the p-values of paired differences [pairs, n] around 0, without zero differences."""
+def _p_values(gaps: np.ndarray) -> list[float]:
+    """Return the p-values of paired differences [pairs, n] from 0; zero differences are dropped."""
     from scipy import stats
 
     sizes = np.abs(gaps)
@@ -116,13 +117,13 @@ def _tested(gaps: np.ndarray) -> list[float]:
     many = np.flatnonzero(uneven & (moved > MANY))
     if len(many):  # one call, which ignores zeros
         p[many] = stats.wilcoxon(gaps[many], axis=1, method="approx").pvalue
-    for at in np.flatnonzero(uneven & (moved <= MANY)):
-        p[at] = stats.wilcoxon(gaps[at][gaps[at] != 0]).pvalue
+    for pair in np.flatnonzero(uneven & (moved <= MANY)):
+        p[pair] = stats.wilcoxon(gaps[pair][gaps[pair] != 0]).pvalue
     return p.tolist()
 
 
 def _sign_test(more: Any, less: Any) -> Any:
-    """Return the two-sided p-values for the numbers of differences above and below 0."""
+    """Return two-sided p-values, given the numbers of differences above and below 0."""
     from scipy.special import bdtr
 
     return np.minimum(1.0, 2 * bdtr(np.minimum(more, less), more + less, 0.5))
@@ -133,18 +134,16 @@ def _groups(average: np.ndarray, p: dict[tuple[int, int], float]) -> tuple[tuple
         return p[min(i, j), max(i, j)] >= ALPHA
 
     order = [int(at) for at in np.argsort(average, kind="stable")]
-    found: list[tuple[int, ...]] = []
-    end = 0  # end of the last group
+    groups: list[tuple[int, ...]] = []
+    last_end = 0  # of the last group
     for begin in range(len(order)):
         last = begin + 1
-        while last < len(order) and all(
-            p[min(i, order[last]), max(i, order[last])] >= ALPHA for i in order[begin:last]
-        ):
+        while last < len(order) and all(alike(i, order[last]) for i in order[begin:last]):
             last += 1
-        if last - begin > 1 and last > end:
-            found.append(tuple(order[begin:last]))
-            end = last
-    return tuple(found)
+        if last - begin > 1 and last > last_end:
+            groups.append(tuple(order[begin:last]))
+            last_end = last
+    return tuple(groups)
 
 
 Values = Sequence[float] | np.ndarray
@@ -152,7 +151,7 @@ Values = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of `one - other` over `n` questions, with its bootstrap 95% interval; on `moved` of them they differ."""
+    """Mean of `one - other` over `n` questions, with its bootstrap 95% interval; `moved` of the questions differ."""
 
     n: int
     mean: float
@@ -162,7 +161,7 @@ class Difference:
 
     @property
     def few(self) -> bool:
-        """Return whether the interval excludes 0 by too few questions that differ: `too_few`."""
+        """Return whether the interval excludes 0 although too few questions differ (`too_few`)."""
         return too_few(self.low, self.high, self.moved)
 
 
@@ -170,19 +169,18 @@ FEWEST = 6  # minimum number of differing questions
 
 
 def too_few(low: float, high: float, moved: int) -> bool:
-    """Return whether an interval excludes 0 although fewer than FEWEST questions differ, which shows no difference yet.
+    """Return whether an interval excludes 0 although fewer than FEWEST questions differ, which is no evidence yet.
 
-    Where all that differ go one way, a bootstrap does not reach the other side, were it two of them. An exact paired
-    test does: n questions that all go one way have a two-sided p of 2 · 2⁻ⁿ in the sign test (Dixon and Mood 1946, The
-    statistical sign test), as in McNemar's and Wilcoxon's, by which `ranks` tells methods apart. It is under 5% from
-    n = 6 on.
+    If every difference has the same sign, a bootstrap interval excludes 0 even with two differing questions. An exact
+    paired test does not: n differences of one sign have a two-sided p of 2 · 2⁻ⁿ in the sign test (Dixon and Mood 1946,
+    The statistical sign test), as in McNemar's and Wilcoxon's, which `ranks` uses. It is under 5% from n = 6 on.
     """
     return moved < FEWEST and not low <= 0 <= high
 
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's exact test of two methods: questions only `one` and only `other` answers right, and the p-value."""
+    """McNemar's exact test of two methods: questions that only `one` and only `other` answers, and the p-value."""
 
     only_one: int
     only_other: int
@@ -193,8 +191,8 @@ class McNemar:
 class Explained:
     """Share of the gap between reuse and full attention that a method closes, with its bootstrap 95% interval.
 
-    Where the gap is not above 0, there is nothing to close: `share` and its interval are None, `note` says why. An end
-    of the interval is None where it lies beyond all bounds, because many resamples have no gap.
+    If the gap is not positive, `share` and its interval are None, and `note` says why. An end of the interval is None
+    if it is unbounded, because many resamples have no gap.
     """
 
     n: int
@@ -206,17 +204,17 @@ class Explained:
 
 
 def difference(one: Values, other: Values, seed: int = 0) -> Difference:
-    """Compare two methods question by question. Raises BadInput where they have not answered the same questions."""
+    """Compare two methods question by question. Raises BadInput unless both have scores of the same questions."""
     table = _table(one, other)
     gap = table[0] - table[1]
     return Difference(len(gap), float(gap.mean()), *bootstrap(gap.tolist(), seed), int((gap != 0).sum()))
 
 
 def mcnemar(one: Values, other: Values) -> McNemar:
-    """Test whether two methods are right equally often, from one right (1) or wrong (0) a question and method.
+    """Test whether two methods are correct equally often, given 1 (correct) or 0 (wrong) per question and method.
 
-    Exact and two-sided: of the questions that one of them alone answers, each is as likely to be either's (McNemar
-    1947). Raises BadInput for other values than 0 and 1.
+    Exact and two-sided: a question that only one method answers is equally likely to be either's (McNemar 1947). Raises
+    BadInput for other values than 0 and 1.
     """
     table = _table(one, other)
     if odd := sorted({float(value) for value in table.flat} - {0.0, 1.0}):
@@ -226,10 +224,10 @@ def mcnemar(one: Values, other: Values) -> McNemar:
 
 
 def bits_explained(method: Values, reuse: Values, full: Values | None = None, seed: int = 0) -> Explained:
-    """Return (reuse - method) / (reuse - full) of mean losses, as negative log-likelihood, a question each.
+    """Return (reuse - method) / (reuse - full) of mean losses (negative log-likelihood), one per question.
 
-    0 is plain reuse, 1 full attention; below and above are possible. `full` None stands for zeros: of KL from full
-    attention. The three are of the same questions, which are resampled together.
+    0 is plain reuse, 1 full attention; values below and above are possible. Without `full`, its losses are 0, as for KL
+    from full attention. The losses are of the same questions, which are resampled together.
     """
     full = np.zeros(len(reuse)) if full is None else full
     table = _table(method, reuse, full)
@@ -264,8 +262,9 @@ def _table(*columns: Values) -> np.ndarray:
     """Return [methods, n]. Raises BadInput if methods have different questions, or none."""
     lengths = {len(column) for column in columns}
     if len(lengths) > 1 or not lengths or 0 in lengths:
-        raise BadInput(f"{' and '.join(map(str, map(len, columns)))} questions: the same are needed, and at least one")
+        counts = " and ".join(map(str, map(len, columns)))
+        raise BadInput(f"scores of {counts} questions: the same questions are needed, at least one")
     table = np.array(columns, dtype=float)
     if not np.isfinite(table).all():
-        raise BadInput("a score is missing or not finite: leave those questions out of every method")
+        raise BadInput("a score is missing or not finite: drop its question from every method")
     return table

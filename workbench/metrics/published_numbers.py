@@ -1,4 +1,4 @@
-"""Numbers that papers print, as data with their source, for comparison."""
+"""Published numbers and their sources, for comparison."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ BFLA_TABLE_5: dict[str, Any] = {
     "dense": 40.22,
 }
 
-# FusionRAG: numbers of its text, with their places; pairs are ranges.
+# FusionRAG: numbers from its text, with their sections.
 FUSION_RAG: dict[str, Any] = {
     "source": "FusionRAG: From Prefix Cache to Fusion RAG Cache (SIGMOD 2026)",
     "kv_change": -0.70,  # section 3.1, figure 7b: KV deviation of the second layer, by similarity-guided preparation
@@ -74,7 +74,7 @@ FUSION_RAG: dict[str, Any] = {
     "retrieved_together": {2: 0.5, 10: 0.8},  # figure 7a, section 3.1: more than this at 2 and at 10 neighbours
 }
 
-# A prompt of eight tokens: those in `chosen` (from 0) and the question are computed; each attends to so many tokens.
+# A prompt of eight tokens: `chosen` (from 0) and the question are computed; each attends to `seen` tokens.
 FUSION_FIGURE_6: dict[str, Any] = {
     "source": "FusionRAG, figure 6",
     "blocks": ((2,), (3, 4), (5, 6, 7), (8, 9)),
@@ -84,7 +84,7 @@ FUSION_FIGURE_6: dict[str, Any] = {
 
 BLOCK_V1, BLOCK_V2 = "Block-Attention for Low-Latency RAG (version 1)", "Block-attention for Efficient Prefilling"
 
-# Average over TABLE_2 before any training on passages (Tulu3-SFT), and after how many steps the two modes meet.
+# Average over TABLE_2 before any training on passages (Tulu3-SFT), and the step at which the two modes converge.
 BLOCK_V2_TEXT: dict[str, Any] = {
     "source": f"{BLOCK_V2}, sections 1 and 3.5, appendix A",
     "average": {"full attention, before": 66.1, "block, not fine-tuned": 49.9, "block fine-tuned": 70.0},
@@ -127,7 +127,7 @@ BLOCK_V1_TABLE_1: dict[str, Any] = {
 
 
 def block_attention_rows() -> list[dict[str, Any]]:
-    """Return the accuracies that both versions of Block-Attention print: {source, table, method, data, em}."""
+    """Return the accuracies in both versions of the Block-Attention paper: {source, table, method, data, em}."""
     printed = {
         f"version 1, {model}": (BLOCK_V1_TABLE_1["data"], of) for model, of in BLOCK_V1_TABLE_1["accuracy"].items()
     }
@@ -144,8 +144,8 @@ def block_attention_rows() -> list[dict[str, Any]]:
 def bfla_table_5(smaller: int = 4, tile: int = 64) -> list[dict[str, Any]]:
     """Return BFLA's table 5 as rows of the result table `counts`: density, and the score as a share of dense's.
 
-    Prompts here are short: `sparse` names each setting with sizes that are so many times smaller; `tile` is the
-    method's own where it is not named.
+    Prompts here are short, so the specs in `sparse` divide the published sizes by `smaller`. `tile` is the method's
+    default.
     """
     rows = []
     for block, flat, mass, local, random, stride, score, density, _ in BFLA_TABLE_5["rows"]:

@@ -1,4 +1,4 @@
-"""Scores of many answers with their intervals, as in the record of a trial; no model is run."""
+"""Aggregate scores of answers with intervals, as in the record of a trial; no model is run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.metrics.answers import Score, bootstrap_columns
 
-OWN = ("kl", "kl_first", "agree", "agree_first")  # records have the means of these, and of the gold answer's nll
+OWN = ("kl", "kl_first", "agree", "agree_first")  # over full attention's own answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +16,8 @@ class Quality(Score):
     """`Score`, and fidelity to full attention in nats with bootstrap 95% intervals; None where it was not measured.
 
     compared   questions that were compared with full attention
-    nll        per token of the gold answer; None where no question has one
-    nll_extra  nll less that of full attention
+    nll        per token of the gold answer; None if no question has one
+    nll_extra  nll minus that of full attention
     kl, agree  over full attention's own answer; kl_first, agree_first of its first token
     """
 
@@ -43,7 +43,7 @@ class Quality(Score):
 
 
 def summary(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
-    """Return the fields that `Quality` adds to `Score`, of rows of `fidelity.compare`."""
+    """Return the fields that `Quality` adds to `Score`, from the rows of `fidelity.compare`."""
     gold = [[row["nll"], row["nll"] - row["nll_full"]] for row in rows if row["nll"] is not None]
     own = [[row[name] for name in OWN] for row in rows]
     return {"compared": len(rows), **_intervals(("nll", "nll_extra"), gold, seed), **_intervals(OWN, own, seed)}
@@ -56,7 +56,7 @@ def of_answered(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, A
 
 
 def _intervals(names: Sequence[str], values: list[list[float]], seed: int) -> dict[str, float | None]:
-    """Return the mean of every column of `values` [n, C] with its bootstrap interval; None without rows."""
+    """Return the mean of each column of `values` [n, C] with its bootstrap interval; None without rows."""
     if not values:
         return {f"{name}{end}": None for name in names for end in ("", "_low", "_high")}
     table = np.array(values)

@@ -1,4 +1,4 @@
-"""Seconds of the stages up to the first token."""
+"""Time the stages of a request up to its first token."""
 
 import time
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from workbench.metrics.latency import wait
 from workbench.models.transformers_attention import NAME, attend
 from workbench.store import Store
 
-STAGES = ("place", "choose", "attend", "rest")  # placing blocks, choosing, attention, all else
+STAGES = ("place", "choose", "attend", "rest")  # assemble cached blocks, select tokens or tiles, attention, other work
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds of every stage, and the share of the causal pairs that is attended to (1 without a sparse method)."""
+    """Seconds per stage, and the share of causal pairs that is attended to (1 without a sparse method)."""
 
     seconds: dict[str, float]
     density: float
@@ -36,8 +36,8 @@ class Stages:
 def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5) -> Stages:
     """Measure the stages up to the first token: medians of `repeats` runs after a warm-up.
 
-    `store` holds the blocks. On a GPU the host waits at the end of every stage, so the sum exceeds the time to first
-    token.
+    `store` holds the blocks. On a GPU, the host synchronizes at the end of every stage, so the sum exceeds the time to
+    first token.
     """
     first = _timed_pass(model, prompt, method, store, counting=True)
     passes = [_timed_pass(model, prompt, method, store).seconds for _ in range(repeats)]
@@ -46,9 +46,9 @@ def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: 
 
 
 class Stopwatch:
-    """Measures seconds by stage; the time of an inner stage does not count for the outer one.
+    """Measure seconds per stage; the time of a nested stage is not counted for the outer one.
 
-    With `counting`, (row, key) pairs are counted too: all causal `pairs`, and those `kept` by a sparse method.
+    With `counting`, (query, key) pairs are counted too: causal `pairs`, and those `kept` by a sparse method.
     """
 
     def __init__(self, device: torch.device, counting: bool = False):
@@ -83,7 +83,7 @@ class Stopwatch:
 
 
 class _Timed:
-    """A selector or sparse method whose time is measured as choosing."""
+    """Wrapper that charges the time of a selector or sparse method to the stage "choose"."""
 
     def __init__(self, inner: Any, watch: Stopwatch):
         self._inner, self._watch = inner, watch
@@ -110,11 +110,11 @@ class _Timed:
 
 @contextmanager
 def _attention(watch: Stopwatch) -> Iterator[None]:
-    """Attention with its time measured; the passes of a selector count as choosing."""
+    """Time attention by registering a timed function; the passes of a selector stay charged to "choose"."""
 
-    def timed(*arguments: Any, **given: Any) -> Any:
+    def timed(*arguments: Any, **options: Any) -> Any:
         with nullcontext() if watch.inside("choose") else watch.stage("attend"):
-            return attend(*arguments, **given)
+            return attend(*arguments, **options)
 
     AttentionInterface.register(NAME, timed)
     try:
@@ -130,7 +130,7 @@ def _timed_pass(
     choosers = {name: getattr(method, name, None) for name in ("select", "sparse")}
     timed = copy(method)
     for name, chooser in choosers.items():
-        if chooser:  # bypasses the type check, which the timing wrapper would fail
+        if chooser:  # `object.__setattr__` bypasses the dataclass's type check
             object.__setattr__(timed, name, _Timed(chooser, watch))
     with watch.stage("rest"), _attention(watch):
         with watch.stage("place"):

@@ -5,7 +5,7 @@
     found = results.read(["shipped", "runs/mine"])
     results.scores(found.counts("trial"))
 
-`scores` has a row for each method and kind of question, and a column for each measure.
+`scores` has one row per method and kind of question, and a column per measure.
 """
 
 from workbench.data.assets import SHIPPED

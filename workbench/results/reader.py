@@ -1,11 +1,11 @@
-"""Read result tables of one or several folders: the shipped results, your own runs, or both together.
+"""Read result tables of one or several folders: shipped results, your own runs, or both.
 
     found = read(["shipped", "runs/mine"])
     found.counts("trial")
     found.missing("deviation")
 
-Tables are DataFrames, whose column `source` says where a row comes from. `missing` names the command that measures what
-is not there.
+Tables are DataFrames, with a column `source`: the place that a row was read from. `missing` names the command that
+measures an experiment without results.
 """
 
 import json
@@ -26,14 +26,14 @@ from workbench.data.assets import SHIPPED, results_path
 from workbench.results import schema
 
 MARK = "results.json"
-TEXTS = pa.dictionary(pa.int32(), pa.string())  # type of columns with repeated texts
+TEXTS = pa.dictionary(pa.int32(), pa.string())  # type of text columns, which repeat values
 HERE = "here"  # source of a notebook's own measurements
 FOLDER = results_path(SHIPPED)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A line that a notebook shows in place of a figure whose results are missing."""
+    """Text that a notebook shows in place of a figure without results."""
 
     text: str
 
@@ -60,15 +60,15 @@ class Results:
         return list(dict.fromkeys([*self.folders, *(s for each in self.live.values() for t in each for s in t.source)]))
 
     def answers(self, *experiments: str) -> pd.DataFrame:
-        """Return a row a question and method (`schema.Answer`) of the experiments; of all where none is named."""
+        """Return one row per question and method (`schema.Answer`) of the experiments; by default of all."""
         return self.table("answers", *experiments)
 
     def timings(self, *experiments: str) -> pd.DataFrame:
-        """Return a row a workload and candidate (`schema.Timing`)."""
+        """Return one row per workload and candidate (`schema.Timing`)."""
         return self.table("timings", *experiments)
 
     def counts(self, *experiments: str) -> pd.DataFrame:
-        """Return a row a measured number (`schema.Count`)."""
+        """Return one row per measured number (`schema.Count`)."""
         return self.table("counts", *experiments)
 
     def table(self, table: str, *experiments: str) -> pd.DataFrame:
@@ -93,16 +93,16 @@ class Results:
             of = pa.DictionaryArray.from_arrays(np.zeros(len(part), np.int32), [source])
             parts.append(part.append_column("source", of))
         parts += [pa.Table.from_pandas(rows, kinds, preserve_index=False) for rows in self.live.get(table, ())]
-        whole = pa.concat_tables(parts, promote_options="default").unify_dictionaries()
-        whole = whole.filter(pc.equal(whole["experiment"], experiment))
-        if not len(whole):
+        merged = pa.concat_tables(parts, promote_options="default").unify_dictionaries()
+        merged = merged.filter(pc.equal(merged["experiment"], experiment))
+        if not len(merged):
             _check_experiments([experiment])
-        gaps = [name for name in texts if whole[name].null_count]
-        filled = {name: pc.fill_null(whole[name], "") if name in gaps else whole[name] for name in names}
+        gaps = [name for name in texts if merged[name].null_count]
+        filled = {name: pc.fill_null(merged[name], "") if name in gaps else merged[name] for name in names}
         return pa.table(filled).to_pandas(use_threads=False)
 
     def _files(self, table: str, experiments: Sequence[str]) -> Iterator[tuple[str, Path]]:
-        """Yield every file of a table that may contain the experiments, with its source."""
+        """Yield each file of a table that may contain the experiments, with its source."""
         for source, folder in ((source, folder) for source, folders in self.folders.items() for folder in folders):
             for path in sorted([*(folder / table).glob("*.parquet"), *(folder / table).glob("*.jsonl")]):
                 own = not experiments or path.stem.partition("@")[0] in experiments
@@ -110,13 +110,13 @@ class Results:
                     yield source, path
 
     def with_rows(self, table: str, rows: Iterable[Mapping[str, Any]], source: str = HERE, **origin: Any) -> "Results":
-        """Return these results with further rows, which were measured just now."""
-        whole = schema.frame(table, schema.rows(table, rows, **origin))
-        added = [*self.live.get(table, ()), whole.assign(source=source)] if len(whole) else self.live.get(table, ())
+        """Return these results plus rows that were not read from a folder."""
+        frame = schema.frame(table, schema.rows(table, rows, **origin))
+        added = [*self.live.get(table, ()), frame.assign(source=source)] if len(frame) else self.live.get(table, ())
         return Results(self.folders, {**self.live, table: list(added)})
 
     def missing(self, experiment: str, what: str = "") -> Missing:
-        """Return a line that no source has an experiment, with the command that measures it."""
+        """Return a message that no source has an experiment, with the command that measures it."""
         command = schema.EXPERIMENTS.get(experiment, "")
         named = what or experiment.replace("-", " ")
         places = " and ".join(self.sources) or "no source"
@@ -125,25 +125,25 @@ class Results:
 
 
 def read(places: str | Path | Sequence[str | Path] = SHIPPED) -> Results:
-    """Read results of one or several places: "shipped", or folders that hold results at any depth.
+    """Read results of one or several places: "shipped", or folders that contain results at any depth.
 
-    A place "NAME=FOLDER" is called NAME; else a folder is called as it was given. Raises BadInput for a place that is
-    missing, holds no results, or results of another version of the schema.
+    A place "NAME=FOLDER" gets the name NAME, any other is named as given. Raises BadInput for a place that does not
+    exist, contains no results, or has results of another version of the schema.
     """
-    several = [places] if isinstance(places, str | Path) else list(places)
-    if not several:
+    requested = [places] if isinstance(places, str | Path) else list(places)
+    if not requested:
         raise BadInput(f"results is {shown(places)}: at least one place is needed, as {SHIPPED!r} or a folder")
     folders: dict[str, list[Path]] = {}
-    for place in several:
+    for place in requested:
         name, path = str(place).partition("=")[0], results_path(place)
         if name in folders:
-            raise BadInput(f"results names {name!r} twice: each source needs a name of its own, as mine=runs/mine")
+            raise BadInput(f"results names {name!r} twice: each source needs a unique name, as mine=runs/mine")
         folders[name] = list(_folders(path))
     return Results(folders)
 
 
 def expanded(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
-    """Return rows with a column for every key of `setting`, and for the keys `needed` in any case."""
+    """Return rows with a column for each key of `setting`, and for each of the keys `needed`."""
     known = {text: json.loads(text) if text else {} for text in rows.setting.unique()}
     keys = list(dict.fromkeys([*needed, *(key for values in known.values() for key in values)]))
     codes, texts = pd.factorize(rows.setting)
@@ -152,10 +152,10 @@ def expanded(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """Return the folders of results under `path`, each checked."""
+    """Yield the folders of results under `path`, after checking each."""
     marks = [path / MARK] if (path / MARK).is_file() else sorted(path.glob(f"**/{MARK}"))
     if not marks:
-        raise BadInput(f"{brief(path)} holds no results of this workbench: no {MARK} lies in it")
+        raise BadInput(f"{brief(path)} holds no results of this workbench: it contains no {MARK}")
     for mark in marks:
         _check(mark)
         yield mark.parent
@@ -166,7 +166,7 @@ def _check(mark: Path) -> None:
         about = json.loads(mark.read_text(encoding="utf-8"))
         version = about["version"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise BadInput(f"{brief(mark)} does not say which version of results lies there: it is not whole") from None
+        raise BadInput(f"{brief(mark)} does not state the version of the results: it is not whole") from None
     if version != schema.VERSION:
         raise BadInput(f"{brief(mark.parent)} holds results of version {version}: version {schema.VERSION} is read")
 
@@ -183,7 +183,7 @@ def _part(path: Path, table: str) -> pd.DataFrame:
     return _cached(path, path.stat().st_mtime_ns, table)
 
 
-@lru_cache(maxsize=256)  # more than are shipped: else a second reading would find none of them
+@lru_cache(maxsize=256)  # more than the shipped files, or a second pass over them would only miss
 def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
     rows, known = table_of(path), schema.columns(table)
     _check_columns(path, table, rows)
@@ -192,7 +192,7 @@ def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
 
 @lru_cache(maxsize=256)
 def _columns_of(path: Path, changed: int, table: str, kinds: pa.Schema) -> pa.Table:
-    """Return those of the named columns that a table's file has."""
+    """Return the columns `kinds`, as far as a table's file has them."""
     if path.suffix == ".jsonl":
         return pa.Table.from_pandas(_part(path, table), kinds, preserve_index=False)
     packed = _read(path, kinds.names)
@@ -206,14 +206,14 @@ def _check_columns(path: Path, table: str, names: Iterable[str]) -> None:
 
 
 def _read(path: Path, names: Sequence[str] = ()) -> pa.Table:
-    """Read a parquet file, or those of the named columns that it has, with texts as dictionaries.
+    """Read a parquet file, or its columns `names` as far as it has them, with texts as dictionaries.
 
     Raises BadInput if it is damaged.
     """
     try:
-        wanted = [name for name in pq.read_schema(path).names if name in (names or [name])]
-        with pq.ParquetFile(path, read_dictionary=wanted if names else []) as file:
-            return file.read(wanted, use_threads=False)  # threads cost more than they save here
+        present = [name for name in pq.read_schema(path).names if name in (names or [name])]
+        with pq.ParquetFile(path, read_dictionary=present if names else []) as file:
+            return file.read(present, use_threads=False)  # threads are slower for files this small
     except (OSError, pa.ArrowException) as problem:
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
 
@@ -225,16 +225,16 @@ def table_of(path: Path) -> pd.DataFrame:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines; [] if it is missing. An incomplete last line is left out.
+    """Read a file of JSON lines; [] if it does not exist. An incomplete last line is dropped.
 
     Raises BadInput for any other line that is not a JSON object.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    found = []
+    rows = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(dict(json.loads(line)))
+            rows.append(dict(json.loads(line)))
         except (ValueError, TypeError) as problem:
             if number < len(lines) or line.endswith("\n"):
                 raise BadInput(f"{brief(path)}, line {number}, is no row of results: {brief(problem)}") from None
-    return found
+    return rows

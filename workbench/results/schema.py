@@ -1,7 +1,7 @@
-"""The result tables: answers, timings and counts. Every row says what was measured, of what, and how.
+"""Schema of the result tables: answers, timings and counts. Every row states what was measured, of what, and how.
 
-A result is a row. All that measures writes these three tables (`results.writer`), all that draws or judges reads them
-(`results.reader`). A field that does not apply is None, and a text that does not apply is "".
+Every measurement writes these three tables (`results.writer`); figures and claims read them (`results.reader`). A field
+that does not apply is None, or "" if it is a text.
 """
 
 import json
@@ -16,19 +16,19 @@ import pandas as pd
 from workbench.core.errors import BadInput, not_allowed, shown
 from workbench.core.utils.annotations import fits, words
 
-VERSION = 1  # of the schema: raised when a column changes its meaning or is removed
+VERSION = 1  # of the schema: incremented when a column changes its meaning or is removed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a row comes from: the columns that all tables share."""
+    """Origin of a row: the columns that all tables share."""
 
     experiment: str  #: what was measured, one of `EXPERIMENTS`: "trial", "deviation", "kernels", …
     model: str = ""  #: as `models.load` takes it
     weights: str = ""  #: fingerprint of the weights; "" if it is unknown
     data: str = ""  #: as `data.load` takes it
-    passages: int | None = None  #: of a prompt
-    method: str = ""  #: published name, or the method in words
+    passages: int | None = None  #: per prompt
+    method: str = ""  #: published name, or a description
     mode: str = ""  #: full, block, …: the fields of `methods.config.MethodConfig`
     positions: str = ""
     prepare: str = ""
@@ -37,20 +37,20 @@ class Origin:
     correct: str = ""
     attend: str = ""
     sparse: str = ""
-    chunk: int | None = None  #: tokens of a pass of chunked prefill
-    setting: str = ""  #: JSON object: coordinates of this experiment without a column of their own
+    chunk: int | None = None  #: chunk size of chunked prefill, in tokens
+    setting: str = ""  #: JSON object: parameters of this experiment that have no column
     seed: int | None = None  #: of the data
     training_seed: int | None = None
     device: str = ""  #: product name of the GPU, or processor and threads
     dtype: str = ""
     versions: str = ""  #: JSON object: packages and their versions
     command: str = ""  #: command that repeats the measurement
-    time: str = ""  #: when the measurement began, ISO 8601, UTC
+    time: str = ""  #: start of the measurement, ISO 8601, UTC
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Origin):
-    """One question under one method: what was answered, and every score of this question.
+    """One question under one method: the answer, and its scores.
 
     Scores are those of `metrics.answers` and `metrics.fidelity`; `full_…` are full attention's own.
     """
@@ -67,9 +67,9 @@ class Answer(Origin):
     full_em: float | None = None
     full_contains: float | None = None
     full_f1: float | None = None
-    nll: float | None = None  #: negative log-likelihood of the gold answer, nats a token
+    nll: float | None = None  #: negative log-likelihood of the gold answer, nats per token
     nll_full: float | None = None
-    nll_own: float | None = None  #: the same of full attention's own greedy answer
+    nll_own: float | None = None  #: the same for full attention's own greedy answer
     nll_own_full: float | None = None
     kl: float | None = None  #: KL from full attention, over its own answer, nats per token
     kl_first: float | None = None
@@ -78,7 +78,7 @@ class Answer(Origin):
     agree_first: float | None = None
     agree_gold: float | None = None
     tokens: int | None = None  #: of the prompt
-    rows: float | None = None  #: tokens through all layers, passes of the selector included
+    rows: float | None = None  #: computed tokens, counted through all layers, passes of the selector included
     rows_reused: float | None = None
     flops: float | None = None
     bytes: float | None = None
@@ -89,11 +89,11 @@ class Answer(Origin):
 class Timing(Origin):
     """One candidate on one workload: milliseconds of repeated runs in one process.
 
-    `p5` to `p95` and `least` to `most` are of the runs; `samples` are the runs themselves, where they were kept.
+    `p5` to `p95` and `least` to `most` summarise the runs; `samples` are the single runs, if they were kept.
     """
 
     workload: str
-    candidate: str  #: this work, or a baseline by its name
+    candidate: str  #: this workbench, or the name of a baseline
     ms: float  #: median
     p5: float | None = None
     p95: float | None = None
@@ -107,11 +107,11 @@ class Timing(Origin):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Origin):
-    """One measured number, with its interval and the number of observations behind it."""
+    """One measured number, with its interval and the number of observations."""
 
     measure: str  #: "em", "hit_rate", "left_outside_15_percent", …
     kind: str = ""  #: kind of question, or part of the measurement; "" and "all": everything
-    at: float | None = None  #: place on a curve: step, layer, position, …
+    at: float | None = None  #: x value of a curve: step, layer, position, …
     value: float | None = None
     low: float | None = None  #: ends of the 95% interval
     high: float | None = None
@@ -164,41 +164,41 @@ def _defaults(table: str) -> dict[str, Any]:
 
 
 def row(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a whole row of `table` from what is known; mappings of `setting` and `versions` become JSON.
+    """Return a complete row of `table` from known values; mappings in `setting` and `versions` become JSON.
 
-    Raises BadInput for an unknown column, a missing one, and a value of another kind.
+    Raises BadInput for an unknown or missing column, and for a value of the wrong type.
     """
     known = columns(table)
     packed = {name: _plain(value) for name, value in values.items()}
-    if odd := sorted(set(packed) - set(known)):
-        raise BadInput(f"table {table} has no column {odd[0]!r}: allowed are {', '.join(known)}")
-    whole = {name: packed.get(name, default) for name, default in _defaults(table).items()}
-    for name, value in whole.items():
+    if unknown := sorted(set(packed) - set(known)):
+        raise BadInput(f"table {table} has no column {unknown[0]!r}: allowed are {', '.join(known)}")
+    complete = {name: packed.get(name, default) for name, default in _defaults(table).items()}
+    for name, value in complete.items():
         if (name in packed or value is MISSING) and not _fits(value, known[name]):
             raise BadInput(f"column {name} of table {table} is {shown(value)}: it must be {words(known[name])}")
-    return whole
+    return complete
 
 
 def rows(table: str, many: Iterable[Mapping[str, Any]], **origin: Any) -> list[dict[str, Any]]:
-    """Return whole rows of `table`; `origin` holds what all of them share."""
+    """Return complete rows of `table`; `origin` holds the values that they share."""
     return [row(table, {**origin, **values}) for values in many]
 
 
-def frame(table: str, whole: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return whole rows as a DataFrame with all columns of `table`; numbers are floats, missing ones nan."""
-    return typed(table, pd.DataFrame(list(whole), columns=list(columns(table))))
+def frame(table: str, complete: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return complete rows as a DataFrame with all columns of `table`; numbers are floats, missing ones nan."""
+    return typed(table, pd.DataFrame(list(complete), columns=list(columns(table))))
 
 
-def typed(table: str, made: pd.DataFrame, names: Iterable[str] = ()) -> pd.DataFrame:
-    """Return a frame with all columns of `table` in their order, or the named ones, numbers as floats."""
+def typed(table: str, frame: pd.DataFrame, names: Iterable[str] = ()) -> pd.DataFrame:
+    """Return a frame with the columns of `table` in order, or with `names` only; numbers become floats."""
     known = columns(table)
-    whole = made.reindex(columns=list(names or known))
-    numbers = [name for name in whole if known[name] not in (str, list[float] | None)]
-    return whole.astype({name: float for name in numbers if whole[name].dtype != float})
+    ordered = frame.reindex(columns=list(names or known))
+    numbers = [name for name in ordered if known[name] not in (str, list[float] | None)]
+    return ordered.astype({name: float for name in numbers if ordered[name].dtype != float})
 
 
 def json_text(values: Mapping[str, Any]) -> str:
-    """Return a JSON object with sorted keys, so that equal settings are equal texts; "" for an empty one."""
+    """Return a JSON object with sorted keys, so that equal settings have equal texts; "" for an empty one."""
     return json.dumps(dict(values), sort_keys=True) if values else ""
 
 

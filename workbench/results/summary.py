@@ -1,4 +1,4 @@
-"""Summaries of result tables with intervals, and exports for other tools."""
+"""Summaries of result tables with intervals, and exports to other tools."""
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from workbench.metrics.paired import difference, mean_over_seeds, over_runs
 from workbench.results.reader import Results
 from workbench.results.schema import METHOD
 
-RIGHT = ("em", "contains", "faithful", "agree_first", "full_em", "full_contains")  # measures of 0 or 1 per question
+RIGHT = ("em", "contains", "faithful", "agree_first", "full_em", "full_contains")  # measures that are 0 or 1
 INTERVAL = ["value", "low", "high", "n"]
 OF_TRIAL = ("source", "experiment", "model", "data", "passages", *METHOD, "setting", "seed", "training_seed", "device")
 
@@ -22,9 +22,9 @@ OF_TRIAL = ("source", "experiment", "model", "data", "passages", *METHOD, "setti
 def means(answers: pd.DataFrame, measures: Sequence[str], by: Sequence[str]) -> pd.DataFrame:
     """Return columns {by, measure, value, low, high, n}: means over questions with 95% intervals.
 
-    They are Wilson's for measures that are 0 or 1 a question, else bootstrap intervals over questions (seed 0).
+    Intervals are Wilson's for measures that are 0 or 1, else bootstrap intervals over questions (seed 0).
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for keys, group in answers.groupby(list(by), sort=False, dropna=False):
         for measure in measures:
             values = group[measure].dropna().astype(float)
@@ -32,8 +32,8 @@ def means(answers: pd.DataFrame, measures: Sequence[str], by: Sequence[str]) -> 
                 continue
             low, high = wilson(values.sum(), len(values)) if measure in RIGHT else bootstrap(values.tolist())
             numbers = {"value": values.mean(), "low": low, "high": high, "n": len(values)}
-            found.append({**dict(zip(by, keys, strict=True)), "measure": measure, **numbers})
-    return pd.DataFrame(found, columns=[*by, "measure", *INTERVAL])
+            rows.append({**dict(zip(by, keys, strict=True)), "measure": measure, **numbers})
+    return pd.DataFrame(rows, columns=[*by, "measure", *INTERVAL])
 
 
 def paired(
@@ -45,37 +45,37 @@ def paired(
 ) -> pd.DataFrame:
     """Return {by, value, low, high, n, against}: each group's mean difference from the baseline's, by question.
 
-    `baseline` picks rows of `answers` (a mask). Questions that one side lacks are left out; the interval is a paired
-    bootstrap's. `within`: columns of `by`, such as the source and the data; each of their groups is compared with its
-    own baseline, or left out without one. Raises BadInput where a baseline holds a question twice, or there is none.
+    `baseline` selects rows of `answers` (a mask). Questions that one side lacks are left out; the interval is a paired
+    bootstrap's. `within` are columns of `by`, such as the source and the data, whose groups are each compared with
+    their own baseline, or left out without one. Raises BadInput if a baseline has a question twice, or none.
     """
     if within:
         groups = [group for _, group in answers.groupby(list(within), sort=False) if baseline(group).any()]
-        found = [paired(group, baseline, measure, by) for group in groups]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*by, *INTERVAL])
+        tables = [paired(group, baseline, measure, by) for group in groups]
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*by, *INTERVAL])
     base = answers[baseline(answers)].set_index("question")[measure].dropna()
     if base.empty or base.index.duplicated().any():
         what = "no question" if base.empty else f"question {base.index[base.index.duplicated()][0]!r} twice"
         raise BadInput(f"the baseline has {what} with a score {measure!r}: exactly one row a question is needed")
-    found = []
+    rows = []
     for keys, group in answers.groupby(list(by), sort=False, dropna=False):
         own = group.set_index("question")[measure].dropna()
         both = own.index.intersection(base.index)
         if len(both):
             gap = difference(own[both].tolist(), base[both].tolist())
             numbers = {"value": gap.mean, "low": gap.low, "high": gap.high, "n": gap.n}
-            found.append({**dict(zip(by, keys, strict=True)), **numbers})
-    return pd.DataFrame(found, columns=[*by, *INTERVAL])
+            rows.append({**dict(zip(by, keys, strict=True)), **numbers})
+    return pd.DataFrame(rows, columns=[*by, *INTERVAL])
 
 
 def over_draws(counts: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return {by, value, low, high, n}: means over draws, rows of one seed each, with Student's 95% interval."""
-    found = []
+    """Return {by, value, low, high, n}: means over draws, one row per seed, with Student's 95% interval."""
+    rows = []
     for keys, group in counts.groupby(list(by), sort=False, dropna=False):
         mean, half = mean_over_seeds(group.value)
         numbers = {"value": mean, "low": mean - half, "high": mean + half, "n": len(group)}
-        found.append({**dict(zip(by, keys, strict=True)), **numbers})
-    return pd.DataFrame(found, columns=[*by, *INTERVAL])
+        rows.append({**dict(zip(by, keys, strict=True)), **numbers})
+    return pd.DataFrame(rows, columns=[*by, *INTERVAL])
 
 
 def usual(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
@@ -84,18 +84,18 @@ def usual(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
 
 
 def varied(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows that differ from `usual` in at most one of `columns`, which a new column `varied` names."""
+    """Return the rows that differ from `usual` in at most one of `columns`; a new column `varied` names it."""
     if rows.empty:
         return rows.assign(varied="")
     common = usual(rows, columns)
-    apart = rows[list(columns)].ne(common)
-    few = apart[apart.sum(axis=1) < 2]
+    differs = rows[list(columns)].ne(common)
+    few = differs[differs.sum(axis=1) < 2]
     names = [next((f"{name} {rows.at[at, name]}" for name in columns if few.at[at, name]), "usual") for at in few.index]
     return rows.loc[few.index].assign(varied=names)
 
 
 def scores(counts: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a trial and kind of question: its method's fields, and {measure}, {measure}_low, {measure}_high.
+    """Return one row per trial and kind of question: the method's fields, and {measure}, {measure}_low, {measure}_high.
 
     `n` is the largest number of observations of a measure in the row.
     """
@@ -120,35 +120,35 @@ def speedups(
 ) -> pd.DataFrame:
     """Add {value, low, high, against}: how many times as fast a row is as the `baseline` of its workload.
 
-    `baseline` picks one row of those of a workload, None for no comparison. The ends are the slow end of one side over
-    the fast end of the other, of their 5 to 95% (of fewer than 20 runs their range).
+    `baseline` selects one row of a workload's, or None for no comparison. The ends are the slow end of one side over
+    the fast end of the other, of their 5 to 95% (of their range with fewer than 20 runs).
     """
-    found = []
+    rows = []
     for _, group in timings.groupby(list(by), sort=False):
         slow = baseline(group)
         if slow is None:
             continue
         for row in group.to_dict("records"):
             value, low, high = latency.ratio(slow.to_dict(), row)
-            found.append({**row, "value": value, "low": low, "high": high, "against": slow["candidate"]})
-    return pd.DataFrame(found, columns=[*timings.columns, "value", "low", "high", "against"])
+            rows.append({**row, "value": value, "low": low, "high": high, "against": slow["candidate"]})
+    return pd.DataFrame(rows, columns=[*timings.columns, "value", "low", "high", "against"])
 
 
 def candidate(name: str) -> Callable[[pd.DataFrame], pd.Series | None]:
-    """Return the baseline of that name, for `speedups`."""
+    """Return a baseline for `speedups`: the row of the candidate `name`."""
     return lambda rows: next((row for _, row in rows[rows.candidate == name].iterrows()), None)
 
 
 def fastest(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the fastest row, for `speedups`; None if there are no rows."""
+    """Return the fastest row as a baseline for `speedups`; None without rows."""
     return rows.loc[rows.ms.idxmin()] if len(rows) else None
 
 
 def mainly(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return, for every source, the rows with the most frequent value of each column, weighted by observations.
+    """Return, for each source, the rows with the most frequent value of each column, weighted by observations.
 
-    So a figure that shows one model, data set or share shows the one that was measured most. Rows without a value (as
-    the share of a method that recomputes nothing) are kept.
+    A figure that shows one model, data set or ratio then shows the one that was measured most. Rows without a value (a
+    method that recomputes nothing has no ratio) are kept.
     """
     for column in columns:
         known = rows[column].notna() & (rows[column] != "")
@@ -159,13 +159,13 @@ def mainly(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def ranked(rows: pd.DataFrame, by: str, measure: str) -> pd.DataFrame:
-    """Return rows of several measures, grouped by `by`, in the order of the value of one measure."""
+    """Return rows of several measures, grouped by `by`, in order of one measure."""
     order = rows[rows.measure == measure].groupby(by).value.min()
     return rows.assign(rank=rows[by].map(order)).sort_values("rank", kind="stable").drop(columns="rank")
 
 
 def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Return counts with a further column: the `measure` of the same trial over all questions; others are left out."""
+    """Add a column with the same trial's `measure` over all questions; rows without one are dropped."""
     keys = [name for name in OF_TRIAL if name in counts]
     own = counts[(counts.measure == measure) & counts.kind.isin(["", "all"])]
     trials, known = ([*frame[keys].astype(str).itertuples(index=False, name=None)] for frame in (counts, own))
@@ -174,9 +174,9 @@ def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.DataFrame:
-    """Return {by, value, low, high, n, seeds}: means over training runs, as `metrics.paired.over_runs` has them.
+    """Return {by, value, low, high, n, seeds}: means over training runs, as `metrics.paired.over_runs` computes them.
 
-    Prompts of different numbers of passages are never one row: `passages` is told too where the answers have it.
+    Prompts of different numbers of passages are never one row: `passages` is added to `by` if the answers have it.
     """
     by = [*by, *(name for name in ("passages",) if name in answers and name not in by)]
     trained = answers[answers.training_seed.notna()]
@@ -194,28 +194,27 @@ def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.Dat
 
 
 def _by_run(rows: pd.DataFrame, measure: str) -> np.ndarray:
-    """Return [training runs, questions answered in all of them], both in their order."""
+    """Return [training runs, questions answered in all of them], both sorted."""
     seeds, down = np.unique(rows.training_seed.to_numpy(), return_inverse=True)
-    asked, across = np.unique(rows.question.to_numpy(dtype=object), return_inverse=True)
-    grid = np.full((len(seeds), len(asked)), np.nan)
+    questions, across = np.unique(rows.question.to_numpy(dtype=object), return_inverse=True)
+    grid = np.full((len(seeds), len(questions)), np.nan)
     grid[down, across] = rows[measure]
     return grid[:, ~np.isnan(grid).any(axis=0)]
 
 
 CONFIG = ("source", "model", "data", "passages", *METHOD[:-1])
 AXES = ("x", "y", "z")
-ENDS = {"low": "arrayminus", "high": "array"}
 
 
 def records(found: Results, experiment: str = "trial") -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
-    """Yield (name, configuration, metrics) of every trial, as experiment trackers take them.
+    """Yield (name, configuration, metrics) of each trial, in the form that experiment trackers take.
 
         for name, config, metrics in results.records(found):
             run = wandb.init(project="kv", name=name, config=config); run.log(metrics); run.finish()
             with mlflow.start_run(run_name=name): mlflow.log_params(config); mlflow.log_metrics(metrics)
             writer = SummaryWriter(name); [writer.add_scalar(k, v) for k, v in metrics.items()]
 
-    Metrics are named `measure`, `measure_low` and `measure_high`; those of one kind of question `kind/measure`.
+    Metrics are named `measure`, `measure_low` and `measure_high`; for one kind of question, `kind/measure`.
     """
     table = scores(found.counts(experiment))
     config = [name for name in (*CONFIG, "seed", "training_seed", "device") if name in table]
@@ -223,11 +222,11 @@ def records(found: Results, experiment: str = "trial") -> Iterator[tuple[str, di
         known = {name: value for name, value in zip(config, keys, strict=True) if value == value and value != ""}
         metrics: dict[str, float] = {}
         for row in rows.to_dict("records"):
-            before = "" if row["kind"] in ("", "all") else f"{row['kind']}/"
+            prefix = "" if row["kind"] in ("", "all") else f"{row['kind']}/"
             numbers = {
                 name: row[name] for name in row if name not in (*config, "kind", "setting", "experiment", "chunk")
             }
-            metrics |= {f"{before}{name}": float(value) for name, value in numbers.items() if value == value}
+            metrics |= {f"{prefix}{name}": float(value) for name, value in numbers.items() if value == value}
         yield (
             " ".join(str(known[name]) for name in ("source", "model", "data", "method") if name in known),
             known,
@@ -236,10 +235,10 @@ def records(found: Results, experiment: str = "trial") -> Iterator[tuple[str, di
 
 
 def figure_data(figure: Any) -> pd.DataFrame:
-    """Return the data of a figure, a row a point, {trace, panel, x, y, z, low, high, text}; of a table its cells.
+    """Return the data of a figure, one row per point: {trace, panel, x, y, z, low, high, text}; for a table, its cells.
 
-    `panel` is only there if there are several; `low` and `high` are the ends of the error bars. On a category axis, x
-    or y is the name.
+    `panel` is present only with several panels. `low` and `high` are the ends of the error bars. On a category axis, x
+    or y is the category's name.
     """
     drawn = figure.to_plotly_json() if hasattr(figure, "to_plotly_json") else figure
     layout = drawn.get("layout", {})
@@ -250,7 +249,7 @@ def figure_data(figure: Any) -> pd.DataFrame:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Return a table for LaTeX (booktabs), its texts escaped, numbers with four digits."""
+    """Return a LaTeX table (booktabs) with escaped text and numbers of four digits."""
     return table.to_latex(index=False, escape=True, na_rep="--", float_format="{:.4g}".format)
 
 
@@ -275,22 +274,22 @@ def _points(trace: Mapping[str, Any], layout: Mapping[str, Any]) -> pd.DataFrame
         )
     if not columns or (length := max(map(len, columns.values()))) == 0 or trace.get("hoverinfo") == "skip":
         return pd.DataFrame()
-    made = pd.DataFrame({axis: pd.Series(values) for axis, values in columns.items()}, index=range(length))
-    made.insert(0, "trace", trace.get("name") or "")
-    made.insert(1, "panel", _panel(axes, layout))
+    points = pd.DataFrame({axis: pd.Series(values) for axis, values in columns.items()}, index=range(length))
+    points.insert(0, "trace", trace.get("name") or "")
+    points.insert(1, "panel", _panel(axes, layout))
     for axis in ("x", "y"):
         bars = trace.get(f"error_{axis}") or {}
         if bars.get("array") is not None:
             above, below = (np.asarray(_values(bars.get(key, bars["array"])), float) for key in ("array", "arrayminus"))
-            middle = pd.to_numeric(made[axis])
-            made["low"], made["high"] = middle - below, middle + above
+            middle = pd.to_numeric(points[axis])
+            points["low"], points["high"] = middle - below, middle + above
     for axis in {*columns} & {*axes}:
-        made[axis] = _names(made[axis], axes[axis])
-    return made
+        points[axis] = _names(points[axis], axes[axis])
+    return points
 
 
 def _names(places: "pd.Series[Any]", axis: Mapping[str, Any]) -> "pd.Series[Any]":
-    """Return the tick labels of marks; the positions themselves along a numeric axis."""
+    """Return the tick labels at `places`; along a numeric axis, `places` unchanged."""
     texts, ticks = list(axis.get("ticktext") or ()), list(axis.get("tickvals") or ())
     if not texts or ticks != list(range(len(texts))) or min(axis.get("range") or [0]) > -0.4:
         return places
@@ -298,14 +297,14 @@ def _names(places: "pd.Series[Any]", axis: Mapping[str, Any]) -> "pd.Series[Any]
 
 
 def _panel(axes: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> str:
-    """Return the title of the panel with these axes; "" without one."""
+    """Return the title of the panel with these axes; "" if it has none."""
     left, top = axes["x"].get("domain", [0])[0], axes["y"].get("domain", [1])[-1]
     notes = (note for note in layout.get("annotations", ()) if not note.get("name"))
     return next((_plain(note["text"]) for note in notes if (note.get("x"), note.get("y")) == (left, top)), "")
 
 
 def _values(values: Any) -> Sequence[Any]:
-    """Convert plotly data (a list, an array, or encoded bytes of one) to a list."""
+    """Convert Plotly data (a list, an array, or base64-encoded bytes) to a list."""
     if isinstance(values, Mapping):
         flat = np.frombuffer(base64.b64decode(values["bdata"]), np.dtype(values["dtype"]))
         shape = [int(size) for size in str(values.get("shape", len(flat))).split(",")]
@@ -314,5 +313,5 @@ def _values(values: Any) -> Sequence[Any]:
 
 
 def _plain(text: Any) -> str:
-    whole = str(text).replace("\u200b<br>", "")  # a word that a table broke
-    return whole.replace("<br>", " ").replace("<b>", "").replace("</b>", "")
+    joined = str(text).replace("\u200b<br>", "")  # a word broken by a table
+    return joined.replace("<br>", " ").replace("<b>", "").replace("</b>", "")

@@ -3,8 +3,8 @@
     with Writer("runs/mine", "trial", model="lab-full", device="NVIDIA H200") as out:
         out.counts([{"measure": "em", "value": 0.91, "low": 0.88, "high": 0.93, "n": 400}])
 
-<folder>/results.json            what the folder is, and the version of its schema
-         <table>/<part>.jsonl    rows as they are made, one a line
+<folder>/results.json            marks a folder of results, with the version of its schema
+         <table>/<part>.jsonl    rows of an open writer, one per line
          <table>/<part>.parquet  the same rows once their writer is closed
 """
 
@@ -32,7 +32,7 @@ Rows = Iterable[Mapping[str, Any]]
 class Writer:
     """Appends rows to one part of a results folder; `origin` holds the columns that all rows share.
 
-    folder   results folder, which is made if it is missing
+    folder   results folder, created if it does not exist
     part     name of the files, one for each measurement: writing a part again replaces its earlier rows
     resume   keep the earlier rows instead; `there` returns them
 
@@ -64,25 +64,25 @@ class Writer:
         self.add("counts", rows)
 
     def add(self, table: str, rows: Rows) -> None:
-        """Append rows to `table`, flushed to the file. Raises BadInput as `schema.row` does."""
-        whole = schema.rows(table, rows, **self.origin)
-        if not whole:
+        """Append rows to `table` and flush them to the file. Raises BadInput as `schema.row` does."""
+        added = schema.rows(table, rows, **self.origin)
+        if not added:
             return
         path = self._path(table, "jsonl")
         path.parent.mkdir(exist_ok=True)
         _end_line(path)
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({k: v for k, v in one.items() if v not in (None, "")}) + "\n" for one in whole)
+            file.writelines(json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n" for row in added)
         self._written.add(table)
 
     def there(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of this part that are already written, those of earlier processes included."""
+        """Return the rows of this part that are already written, including those of earlier processes."""
         packed, loose = self._path(table, "parquet"), self._path(table, "jsonl")
-        kept = table_of(packed).to_dict("records") if packed.is_file() and self._resume else []
-        return [*kept, *(schema.row(table, one) for one in lines_of(loose))]
+        earlier = table_of(packed).to_dict("records") if packed.is_file() and self._resume else []
+        return [*earlier, *(schema.row(table, one) for one in lines_of(loose))]
 
     def close(self) -> None:
-        """Convert the appended rows to one parquet file for each table."""
+        """Convert the appended rows to one parquet file per table."""
         for table in schema.TABLES:
             loose = self._path(table, "jsonl")
             if loose.is_file():
@@ -103,7 +103,7 @@ class Writer:
 
 
 def prepare(folder: Path) -> None:
-    """Make `folder` a folder of results, or check that it is one. Raises BadInput for a file and for another tool's."""
+    """Create a results folder, or check that `folder` is one. Raises BadInput for a file and another tool's folder."""
     check_folder("out", folder)
     mark = folder / MARK
     if not mark.is_file():
@@ -113,11 +113,11 @@ def prepare(folder: Path) -> None:
 
 def pack(path: Path, table: str, rows: Rows) -> None:
     """Write rows as a parquet file, atomically; columns without values are left out."""
-    whole = [schema.row(table, one) for one in rows]
+    complete = [schema.row(table, one) for one in rows]
     kinds = {name: _arrow(kind) for name, kind in schema.columns(table).items()}
-    used = [name for name in kinds if any(one[name] not in (None, "") for one in whole)]
+    used = [name for name in kinds if any(one[name] not in (None, "") for one in complete)]
     packed = pa.Table.from_pylist(
-        [{name: one[name] for name in used} for one in whole], pa.schema([(name, kinds[name]) for name in used])
+        [{name: one[name] for name in used} for one in complete], pa.schema([(name, kinds[name]) for name in used])
     )
     floats = [name for name in used if kinds[name] == pa.float64()]
     options = {"compression": "zstd", "compression_level": 19, "use_byte_stream_split": floats}
@@ -129,7 +129,7 @@ def pack(path: Path, table: str, rows: Rows) -> None:
 def merge(found: Results, folder: Path, part: str) -> None:
     """Write all rows of `found` as one part of a results folder, replacing its earlier rows.
 
-    Numbers of single questions are rounded to 15 bits, more than four digits, which makes files much smaller.
+    Scores of single questions are rounded to 15 bits (more than four digits), which makes files much smaller.
     """
     with Writer(folder, part) as out:
         for table in schema.TABLES:
@@ -142,10 +142,10 @@ def merge(found: Results, folder: Path, part: str) -> None:
 
 
 def this_run() -> dict[str, Any]:
-    """Return {command, time} of the running process, for `Writer`: its command line without folders."""
+    """Return {command, time} of the running process for `Writer`: its command line without folders, and UTC time."""
     program, *rest = sys.argv or [""]
     name = Path(program).name
-    own = name.startswith("workbench") or Path(program).parent.name == "workbench"  # also for `python -m workbench`
+    own = name.startswith("workbench") or Path(program).parent.name == "workbench"  # or `python -m workbench`
     words = ["workbench" if own else f"python {name}", *rest]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"command": " ".join(Path(word).name if word.startswith("/") else word for word in words), "time": now}
@@ -156,6 +156,6 @@ def _arrow(annotation: Any) -> pa.DataType:
 
 
 def _end_line(path: Path) -> None:
-    """Remove an incomplete last line, left by a killed process."""
+    """Truncate an incomplete last line, left by a killed process."""
     if path.is_file() and (text := path.read_bytes()) and not text.endswith(b"\n"):
         write_atomically(path, lambda partial: partial.write_bytes(text[: text.rfind(b"\n") + 1]))

@@ -1,4 +1,4 @@
-"""Shared parts of all trainings: batches, optimizers, the loop of steps, and its progress rows."""
+"""Parts that all trainings share: batches, optimizers, the training loop, and progress output."""
 
 import json
 import math
@@ -27,14 +27,14 @@ from workbench.training.run_folder import RECORD, saved_record, state_folder
 from workbench.training.tuning.config import TuneConfig
 
 LINE_SECONDS = 20.0  # maximum seconds between lines of the curve in a log
-SOON = (1.0, 8.0, 30.0, 60.0)  # seconds to the first lines in a log
+SOON = (1.0, 8.0, 30.0, 60.0)  # seconds after which the first lines are logged
 STEP = "step "  # prefix of a step's stage name
-READ_EVERY = 20  # steps between two rows of the curve (each synchronizes with the device)
+READ_EVERY = 20  # steps between rows of the curve, each of which synchronizes with the device
 
 
 @dataclass
 class Progress:
-    """Progress of a training; saved as JSON beside the weights."""
+    """Progress of a training; saved as JSON with the weights."""
 
     step: int = 0
     curve: list[dict[str, Any]] = field(default_factory=list)  #: loss and teacher-forced accuracy while training
@@ -48,14 +48,14 @@ class Training:
     """A model under training; `out` holds the state to resume from."""
 
     accelerator: Accelerator
-    model: torch.nn.Module  #: as prepared by accelerate
+    model: torch.nn.Module  #: wrapped by accelerate
     optims: list[torch.optim.Optimizer]
     config: PretrainConfig | TuneConfig
     identity: dict[str, Any]  #: JSON values that must be equal when training is resumed
     out: Path
 
     def update(self, lr: float) -> None:
-        """Clip the gradients, take an optimizer step at learning rate `lr`, and clear them."""
+        """Clip the gradients, take an optimizer step at learning rate `lr`, and clear the gradients."""
         self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip)
         for optim in self.optims:
             for group in optim.param_groups:
@@ -72,9 +72,9 @@ class Training:
         minutes: float,
         asked: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Tensor, bool, bool]]:
-        """Take steps until `finished()` or `asked()`, or, at a row of the curve, until `minutes` have passed.
+        """Take steps until `finished()` or `asked()`, or until `minutes` have passed at a row of the curve.
 
-        Yields after every step (loss, whether a row of the curve is due, whether a state is to be saved).
+        Yields after each step (loss, whether a row of the curve is due, whether a state is to be saved).
         """
         end = time.monotonic() + 60 * minutes
         stopped = False
@@ -83,7 +83,7 @@ class Training:
             progress.step += 1
             stage(f"{STEP}{progress.step}")
             reading = progress.step % READ_EVERY == 0
-            if reading:  # all processes stop at the same step, once any is out of time
+            if reading:  # processes stop at the same step, once any of them is out of time
                 late = torch.tensor(float(time.monotonic() > end or asked()), device=self.accelerator.device)
                 stopped = bool(self.accelerator.reduce(late, "sum") > 0)
             elif self.accelerator.num_processes == 1:
@@ -92,7 +92,7 @@ class Training:
             yield loss, reading or saving, saving
 
     def save(self, progress: Progress) -> None:
-        """Write weights, optimizers, random states and progress to `out`/state, replacing the state before."""
+        """Write weights, optimizers, random states and progress to `out`/state, replacing the previous state."""
         partial = self.out / "state.new"
         set_apart(self.model)
         try:
@@ -107,7 +107,7 @@ class Training:
                 shutil.rmtree(partial, ignore_errors=True)
 
     def resume(self, begin: SomeProgress) -> SomeProgress:
-        """Restore the state in `out` and return its progress; `begin` if there is none."""
+        """Restore the state in `out` and return its progress; return `begin` if there is none."""
         saved = saved_record(self.out)
         if saved is None:
             return begin
@@ -117,9 +117,9 @@ class Training:
 
 @torch.no_grad()
 def set_apart(model: torch.nn.Module) -> None:
-    """Give every weight memory of its own, as safetensors saves only one of several weights that share memory.
+    """Copy weights that share memory to separate tensors, because safetensors saves only one of them.
 
-    The engine makes weights share memory when the model answers in an evaluation (`engine.layers.fused_layers`).
+    Weights share memory after the engine has answered with the model (`engine.layers.fused_layers`).
     """
     for weight in model.parameters():
         if weight.untyped_storage().nbytes() > weight.nbytes:
@@ -127,7 +127,7 @@ def set_apart(model: torch.nn.Module) -> None:
 
 
 class Drawn(Dataset[Any]):
-    """Batches that are a pure function of their index, so that any process may draw them."""
+    """Dataset of batches that are a pure function of their index, so that any process can draw them."""
 
     def __init__(self, draw: Callable[[Any], Any]):
         self.draw = draw
@@ -144,7 +144,7 @@ def deaf(worker: int) -> None:
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """A dataclass of tensors, and of such dataclasses, that go to a device together."""
+    """A dataclass of tensors, and of such dataclasses, that are moved together."""
 
     def to(self, device: torch.device) -> Self:
         """Return the batch on `device`."""
@@ -161,17 +161,17 @@ class TensorBatch:
 
 
 class Tally:
-    """Counts right answers (or sums values) of every kind, and how many there were, since the last `take`."""
+    """Counts correct answers (or sums values) by kind, and their number, since the last `take`."""
 
     def __init__(self, kinds: Sequence[str], device: torch.device):
         self.kinds = kinds
         self.counts = torch.zeros(2, len(kinds), device=device)
 
     def add(self, kinds: Tensor, logits: Tensor, targets: Tensor, answers: Tensor) -> None:
-        """Count N answers: one is right when all its tokens are predicted (teacher-forced).
+        """Count N answers: an answer is correct if all its tokens are predicted (teacher-forced).
 
-        kinds [N]: index of an answer's kind; logits [..., V]; targets and answers [...]: token ids, and the answer
-        that each belongs to (-1: to none).
+        kinds [N]: index of an answer's kind; logits [..., V]; targets and answers [...]: token ids, and the answer that
+        each belongs to (-1: none).
         """
         wrong = (logits.detach().argmax(-1) != targets).float()
         misses = torch.zeros(len(kinds) + 1, device=wrong.device)
@@ -179,19 +179,19 @@ class Tally:
         self.add_values(kinds, right.float())
 
     def add_values(self, kinds: Tensor, values: Tensor) -> None:
-        """Count N values: kinds [N] (index of each one's kind), values [N]."""
+        """Add N values: kinds [N] (index of each value's kind), values [N]."""
         self.counts[0].index_add_(0, kinds, values)
         self.counts[1].index_add_(0, kinds, torch.ones_like(values))
 
     def take(self, accelerator: Accelerator) -> dict[str, tuple[float, float]]:
-        """Return (right, seen) of every kind that any process saw, and set the counts to 0."""
+        """Return (sum, count) of each kind, over all processes, and reset the counts."""
         right, seen = accelerator.reduce(self.counts, "sum").tolist()
         self.counts.zero_()
         return {kind: (r, s) for kind, r, s in zip(self.kinds, right, seen, strict=True) if s}
 
 
 def optimizers(model: torch.nn.Module, settings: PretrainConfig | TuneConfig) -> list[torch.optim.Optimizer]:
-    """Make AdamW for all trained weights, or Muon for the matrices of the layers and AdamW for the others."""
+    """Return AdamW for all trained weights, or Muon for the matrices of the layers and AdamW for the others."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in trained if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
     others = [p for _, p in trained if all(p is not m for m in matrices)]
@@ -206,21 +206,21 @@ def optimizers(model: torch.nn.Module, settings: PretrainConfig | TuneConfig) ->
 
 @contextmanager
 def stoppable(number: signal.Signals = signal.SIGTERM, said: str = "") -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether a signal has come; a second signal acts as usual.
+    """Yield a function that returns whether a signal has arrived; a second signal has its default effect.
 
-    When the signal comes, `said` is printed.
+    `said` is printed when the signal arrives.
     """
-    came = list[int]()
+    received = list[int]()
 
     def take(number: int, _: Any) -> None:
-        came.append(number)
+        received.append(number)
         signal.signal(number, before)
         if said:
             print(said, file=sys.stderr, flush=True)
 
     before = signal.signal(number, take)
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(received)
     finally:
         signal.signal(number, before)
 
@@ -230,9 +230,10 @@ LAST_STEP = "stopping: this step is finished and its state saved (Ctrl-C again s
 
 @contextmanager
 def interruptible(alone: bool) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C has come; it is raised at the end, after a state has been saved.
+    """Yield a function that returns whether Ctrl-C was pressed; KeyboardInterrupt follows at the end of the block.
 
-    This holds for a process that trains `alone`; with several, or in a thread, Ctrl-C interrupts at once.
+    A state has then been saved. This needs a process that trains `alone`, in its main thread; otherwise Ctrl-C
+    interrupts immediately.
     """
     if not alone or current_thread() is not main_thread():
         yield lambda: False
@@ -245,7 +246,7 @@ def interruptible(alone: bool) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def phase(say: Callable[[str], None], name: str) -> Iterator[list[str]]:
-    """Report by `say` how long the block took, with the facts that it adds to the yielded list."""
+    """Report through `say` how long the block took, with the facts that it appends to the yielded list."""
     begin, facts = time.monotonic(), list[str]()
     yield facts
     say(f"{name}: {time.monotonic() - begin:.1f} s" + (f" ({', '.join(facts)})" if facts else ""))
@@ -259,21 +260,21 @@ def watched(
     total: int | None = None,
     minutes: float = math.inf,
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that shows a row of the curve, on the `main` process only.
+    """Yield a function that shows a row of the curve, in the `main` process only.
 
     Interactive sessions show a bar with the `postfix` of the row. Others print a line every `line_every` steps, after
-    LINE_SECONDS without one, and after the seconds in SOON. The time left is known where the `total` of steps or the
-    `minutes` are.
+    LINE_SECONDS without a line, and after the seconds in SOON. The remaining time is shown if the `total` of steps or
+    the `minutes` are known.
     """
-    begun = last = time.monotonic()
+    start = last = time.monotonic()
     soon, steps = list(SOON), list[int]()
 
-    def moved(said: str) -> None:
-        if not said.startswith(STEP):
+    def on_stage(name: str) -> None:
+        if not name.startswith(STEP):
             return
-        steps.append(int(said.removeprefix(STEP)))
+        steps.append(int(name.removeprefix(STEP)))
         bar.update(steps[-1] - bar.n)
-        spent = time.monotonic() - begun
+        spent = time.monotonic() - start
         until = max(60 * minutes - spent, 0.0)
         if math.isfinite(until):
             bar.set_description_str(f"{until / 60:.0f} min left" if until >= 90 else f"{until:.0f} s left")
@@ -283,7 +284,7 @@ def watched(
             known = f", {left:.0f} s left" if math.isfinite(left) else ""
             print(f"step {steps[-1]:,}, after {spent:.0f} s{known}", file=sys.stderr, flush=True)
 
-    with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar, heard(moved):
+    with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar, heard(on_stage):
 
         def show(row: dict[str, Any]) -> None:
             nonlocal last

@@ -1,4 +1,4 @@
-"""SeerAttention's self-distillation (arXiv:2410.13276, section 3.3): a gate learns where its own model attends."""
+"""SeerAttention's self-distillation (arXiv:2410.13276, section 3.3): train a gate on the model's own attention."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -22,7 +22,7 @@ def distill(
     config: GateConfig,
     tell: Callable[[int, float], object] | None = None,
 ) -> tuple[Gate, list[float]]:
-    """Train a gate for `model` from its attention on `prompts` (token ids [T]); return it and every step's loss (nats).
+    """Train a gate for `model` from its attention on `prompts` (token ids [T]); return it and the loss (nats) per step.
 
     The model is not changed. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
     """
@@ -48,7 +48,7 @@ def distill(
 
 
 def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> Tensor:
-    """Return [L] distillation loss of every layer, mean over `prompts`."""
+    """Return [L]: distillation loss of each layer, mean over `prompts`."""
     layers = range(len(gate.query))
     requests = [all_rows(model, p, return_queries=tuple(layers), num_layers=len(layers)) for p in prompts]
     losses = []
@@ -62,20 +62,17 @@ def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> 
 
 @torch.no_grad()
 def target(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-    """Return the target [Hq, I, J] of a gate: the largest attention within a tile, over the sum of its row of tiles."""
+    """Return a gate's target [Hq, I, J]: the largest attention within a tile, normalised over its row of tiles."""
     largest = peaks(queries, keys, grid)
     return largest / largest.sum(-1, keepdim=True)
 
 
-def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
-    """Return KL(wanted ‖ softmax of logits), mean over heads and query tiles.
-
-    The first quarter of the tiles is left out.
-    """
-    first = wanted.shape[1] // 4
-    wanted, log_gate = wanted[:, first:], logits[:, first:].log_softmax(-1)
-    terms = wanted * (wanted.clamp(min=1e-30).log() - log_gate)
-    return terms.masked_fill(wanted == 0, 0.0).sum(-1).mean()
+def divergence(expected: Tensor, logits: Tensor) -> Tensor:
+    """Return KL(expected ‖ softmax of logits), mean over heads and query tiles without the first quarter of them."""
+    first = expected.shape[1] // 4
+    expected, log_gate = expected[:, first:], logits[:, first:].log_softmax(-1)
+    terms = expected * (expected.clamp(min=1e-30).log() - log_gate)
+    return terms.masked_fill(expected == 0, 0.0).sum(-1).mean()
 
 
 def _rate(step: int, config: GateConfig) -> float:

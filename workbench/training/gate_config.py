@@ -1,4 +1,4 @@
-"""The settings of the training of SeerAttention's gate; nothing heavy is imported."""
+"""Settings for training SeerAttention's gate. Has no slow imports."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +11,7 @@ MOST_WIDTH, MOST_BATCH = 8192, 4096  # maximum channels, prompts per step
 
 @dataclass(frozen=True)
 class GateConfig:
-    """Settings of AdamW: the rate rises over `warmup` steps, then falls to 0 as a cosine; `seed` draws the prompts."""
+    """Settings of AdamW: linear warmup over `warmup` steps, then cosine decay to 0; `seed` draws the prompts."""
 
     steps: Annotated[int, "Optimizer steps"] = 400
     batch: Annotated[int, "Prompts per step"] = 2
@@ -25,7 +25,7 @@ class GateConfig:
         check_fields(self)
         for name in ("steps", "batch", "block"):
             if (value := getattr(self, name)) < 1:
-                raise BadInput(f"{name} is {value}: it is 1 or more")
+                raise BadInput(f"{name} is {value}: at least 1 is needed")
         if self.batch > MOST_BATCH:
             raise BadInput(f"batch is {self.batch}: at most {MOST_BATCH:,} prompts a step")
         if not 1 <= self.width <= MOST_WIDTH:

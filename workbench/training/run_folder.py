@@ -1,4 +1,4 @@
-"""The folder of a training: its settings, and the state to resume from."""
+"""Folder of a training: its settings, and the state to resume from."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,13 @@ BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # w
 
 
 def saved_record(out: Path) -> dict[str, Any] | None:
-    """Return the record of the state in `out`, None where there is none."""
+    """Return the record of the state in `out`; None without a state."""
     state = state_folder(out)
     return json_text.read(state / RECORD) if state else None
 
 
 def check_run_folder(out: Path) -> None:
-    """Raise BadInput for a place that cannot be the folder of a run, and for a folder that holds anything else."""
+    """Raise BadInput if `out` cannot be the folder of a run, or contains other files."""
     check_folder("--out", out)
     if not out.is_dir() or state_folder(out):
         return
@@ -32,7 +32,7 @@ def check_run_folder(out: Path) -> None:
 
 
 def check_same(out: Path, settings: dict[str, Any]) -> None:
-    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`."""
+    """Raise BadInput, naming the settings that differ, if `out` has a training with other `settings`."""
     saved, settings = saved_record(out), json.loads(json.dumps(settings))
     if saved is None:
         return
@@ -48,7 +48,7 @@ def state_folder(out: Path) -> Path | None:
 
 
 def kept(out: Path) -> str:
-    """Return the message of what a stopped training has kept (`core.utils.stages.keeps`)."""
+    """Return a message on the state that a stopped training has saved (`core.utils.stages.keeps`)."""
     saved = saved_record(out)
     return f"step {saved['progress']['step']:,} is kept in {out}: run again to go on" if saved else NOTHING
 

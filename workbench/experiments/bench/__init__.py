@@ -1,7 +1,7 @@
-"""Check kernels against their references, and time them beside baselines, on one GPU in one run.
+"""Check kernels against their references, and time them against baselines, on one GPU in one run.
 
 `kernels.check` compares a kernel with its reference, `timing` takes times, `kernels.page_workloads` and
-`kernels.choices` have the inputs, `baselines` the alternatives, and `run` makes the report. `models` does the same for
+`kernels.choices` have the inputs, `baselines` the alternatives, and `run` builds the report. `models` does the same for
 whole models.
 """
 
@@ -17,7 +17,7 @@ CHUNKS = ("chunk_kernels", "chunk_choices", "chunk_attention")  # of several ker
 
 
 def names() -> list[str]:
-    """List the kernels."""
+    """Return the names of all kernels."""
     modules = (module.name for module in pkgutil.iter_modules(operations.__path__))
     return sorted(name for name in modules if not name.startswith("_"))
 

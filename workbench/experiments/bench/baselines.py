@@ -1,7 +1,7 @@
-"""Baselines of the kernels: what a user would choose instead.
+"""Baselines of the kernels: the alternatives available to a user.
 
-Each function prepares its baseline and returns a call without arguments; preparation (plans, masks, compilation) is not
-timed. Tensors are [B, H, T, D].
+Each function sets up its baseline and returns a call without arguments; setup (plans, masks, compilation) is not timed.
+Tensors are [B, H, T, D].
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ WORKSPACE = 512 << 20  # bytes
 
 
 def chosen(against: str) -> list[str]:
-    """Return the names in a comma-separated list; "all" stands for all. Raises BadInput for an unknown one."""
+    """Return the names in a comma-separated list; "all" selects all. Raises BadInput for an unknown name."""
     names = [name.strip() for name in against.split(",") if name.strip()]
     if names == ["all"]:
         return list(NAMES)
@@ -32,7 +32,7 @@ def chosen(against: str) -> list[str]:
 
 
 def torchs(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Call:
-    """Prepare PyTorch's scaled_dot_product_attention: "flash" (FlashAttention 2) or "cudnn"."""
+    """Set up PyTorch's scaled_dot_product_attention: "flash" (FlashAttention 2) or "cudnn"."""
     backend = SDPBackend.FLASH_ATTENTION if name == "flash" else SDPBackend.CUDNN_ATTENTION
 
     def call() -> Tensor:
@@ -43,14 +43,14 @@ def torchs(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> 
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Call:
-    """Prepare PyTorch's memory-efficient attention with a mask `position of the key <= rows[i]`.
+    """Set up PyTorch's memory-efficient attention with a mask `position of the key <= rows[i]`.
 
-    It has no grouped heads, so keys and values are repeated beforehand.
+    It does not support GQA, so keys and values are repeated beforehand.
     """
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, 1) for x in (k, v))
-    seen = torch.arange(k.shape[2], device=q.device) <= rows[:, None]
-    bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, float("-inf"))
+    visible = torch.arange(k.shape[2], device=q.device) <= rows[:, None]
+    bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, float("-inf"))
 
     def call() -> Tensor:
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -65,7 +65,7 @@ def _flex() -> Any:
 
 
 def flex_rows(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Call:
-    """Prepare FlexAttention with a mask `position of the key <= rows[i]`."""
+    """Set up FlexAttention with a mask `position of the key <= rows[i]`."""
     flex = import_module("torch.nn.attention.flex_attention")
 
     def sees(_b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def flex_rows(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Call:
 
 
 def flex_tiles(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Call:
-    """Prepare FlexAttention over kept tiles [1, Hq, I, J] of 128 × 128, causal within them."""
+    """Set up FlexAttention over kept tiles [1, Hq, I, J] of 128 × 128, causal within them."""
     flex = import_module("torch.nn.attention.flex_attention")
     diagonal = torch.eye(kept.shape[-1], dtype=torch.bool, device=kept.device)[-kept.shape[-2] :]
 
@@ -94,7 +94,7 @@ def _workspace() -> Tensor:
 
 
 def flashinfer_dense(q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """Prepare FlashInfer's FlashAttention 3, dense and causal, for one request."""
+    """Set up FlashInfer's FlashAttention 3, dense and causal, for one request."""
     library = import_module("flashinfer")
     q_, k_, v_ = (x[0].transpose(0, 1).contiguous() for x in (q, k, v))  # [T, H, D]
     wrapper = library.BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD", backend="fa3")
@@ -104,7 +104,7 @@ def flashinfer_dense(q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def flashinfer_pages(q: Tensor, k: Tensor, v: Tensor, indptr: Tensor, indices: Tensor, size: int) -> Call:
-    """Prepare FlashInfer's FlashAttention 3 over page lists, one for each (request, KV head), as CompactAttention does.
+    """Set up FlashInfer's FlashAttention 3 over page lists, one per (request, KV head), as CompactAttention does.
 
     k, v [B, H, L, D] are read in place as [B · H · L / size, size, 1, D]; q [B, Hq, R, D].
     """

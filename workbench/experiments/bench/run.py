@@ -1,9 +1,10 @@
-"""Run one benchmark: a kernel and its baselines on every workload, with a JSON report.
+"""Run one benchmark: a kernel and its baselines on each workload, with a JSON report.
 
-First come the facts of the GPU: {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps,
-product_tflops}. Then the workloads: {name, shape, flops, bytes, floor_ms, contestants: [{who, ms, p5, p95, runs,
-tflops, tbps, share, ratio} or {who, problem}]}: times in milliseconds (`ms` is the median), `share` of the roof
-(floor / median), `ratio`: median over that of "ours". `experiments.bench_reports` writes them into result tables.
+The first entry has the facts of the GPU: {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps,
+product_tflops}. The others are workloads: {name, shape, flops, bytes, floor_ms, contestants: [{who, ms, p5, p95, runs,
+tflops, tbps, share, ratio} or {who, problem}]}. Times are in milliseconds (`ms` is the median), `share` is that of the
+roof (floor / median), `ratio` is the median over that of "ours". `experiments.bench_reports` writes them into result
+tables.
 """
 
 import re
@@ -30,9 +31,9 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the report as it grows: first the facts of the GPU, then one entry a workload (its `name` holds `only`).
+    """Yield the report entry by entry: first the facts of the GPU, then each workload whose `name` contains `only`.
 
-    BadInput where there is no GPU, no such kernel, or nothing is measured of it.
+    Raises BadInput without a GPU, for an unknown kernel, and for one without workloads.
     """
     if kernel not in CHUNKS:
         named(kernel)
@@ -43,9 +44,9 @@ def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -
     torch.manual_seed(0)
     ceiling = roof()
     yield gpu_facts() | {"kernel": kernel, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
-    tried = variants(kernel) if tuning else ()
+    launches = variants(kernel) if tuning else ()
     with torch.inference_mode():
-        for work in WORKLOADS[kernel](against, tried):
+        for work in WORKLOADS[kernel](against, launches):
             if only in work.name:
                 yield entry(work, ceiling)
             work.candidates.clear()
@@ -61,7 +62,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def driver(path: Path = DRIVER) -> str | None:
-    """Read the version of the NVIDIA driver; None where the system does not say."""
+    """Return the version of the NVIDIA driver; None if the system does not report it."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     match = re.search(r"Module.*?\s(\d+\.[\d.]+)", text)
     return match.group(1) if match else None

@@ -1,8 +1,8 @@
 """Comparable times of short GPU work.
 
-Every candidate cycles through several sets of inputs, together larger than the L2 cache, so that inputs are cold.
-Candidates run interleaved, so that a drift of the clock affects all. Before each run the GPU spins briefly without
-memory accesses: the host is then ahead, and its own time is not measured.
+Each candidate cycles through several sets of inputs, together larger than the L2 cache, so that inputs are cold.
+Candidates run interleaved, so that clock drift affects all of them. Before each run, the GPU spins briefly without
+memory accesses, so that the host is ahead and launch time is not measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ from workbench.metrics.latency import quantiles
 
 Events = tuple[torch.cuda.Event, torch.cuda.Event]  # before and after a run
 
-WAIT = 8_000_000  # clock cycles, about 4 ms: longer than a busy host needs to launch a choice and its attention
+WAIT = 8_000_000  # clock cycles, about 4 ms: longer than a busy host needs to launch a selection and its attention
 SECONDS = 0.4  # measuring time per candidate
 RUNS = (20, 200)  # minimum and maximum
 
 
 @dataclass(frozen=True)
 class Time:
-    """Milliseconds: median, 5th and 95th percentile, the least and the most, of `runs` runs."""
+    """Milliseconds: median, 5th and 95th percentile, minimum and maximum of `runs` runs."""
 
     ms: float
     p5: float
@@ -38,13 +38,13 @@ class Time:
 
 
 def of(samples: Sequence[float]) -> Time:
-    """Summarise milliseconds of several runs."""
+    """Summarise the milliseconds of several runs."""
     summary = quantiles(samples)
     return Time(summary.p50, summary.p5, summary.p95, summary.n, summary.least, summary.most)
 
 
 def measure(candidates: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, Time | str]:
-    """Return the time of every candidate, one callable for every set of inputs, or why it cannot run."""
+    """Return the time of each candidate, which has one callable per set of inputs, or why it cannot run."""
     problems: dict[str, Time | str] = {}
     ready: dict[str, tuple[Sequence[Callable[[], Any]], int]] = {}
     for name, sets in candidates.items():
@@ -64,7 +64,7 @@ def measure(candidates: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, 
 
 
 def reason(problem: Exception) -> str:
-    """Say in one line why a candidate cannot run."""
+    """Return in one line why a candidate cannot run."""
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
 
 
@@ -84,18 +84,18 @@ def _milliseconds(events: Sequence[Events]) -> list[float]:
 
 @dataclass(frozen=True)
 class Roof:
-    """Measured limits of a device: bytes a second of a large copy (read and written), FLOPs a second of a product."""
+    """Measured limits of a device: bytes per second of a large copy (read and written), FLOPs per second of a GEMM."""
 
     copy: float
     product: float
 
     def seconds(self, flops: float, moved: float) -> float:
-        """Return a lower bound of the seconds for so many FLOPs and moved bytes."""
+        """Return a lower bound on the seconds for `flops` FLOPs and `moved` bytes."""
         return max(flops / self.product, moved / self.copy)
 
 
 def roof(device: torch.device | str = "cuda", dtype: torch.dtype = torch.bfloat16, repeats: int = 5) -> Roof:
-    """Measure a large copy and a large product in `dtype`: medians on a GPU, the fastest of `repeats` on a CPU."""
+    """Measure a large copy and a large GEMM in `dtype`: medians on a GPU, the fastest of `repeats` on a CPU."""
     device = torch.device(device)
     size, side = (2 << 30, 8192) if device.type == "cuda" else (1 << 27, 1024)
     source = torch.empty(size, dtype=torch.uint8, device=device).random_()

@@ -1,1 +1,1 @@
-"""What the papers claim, judged on any results."""
+"""Judge the claims of papers on any results."""

@@ -1,7 +1,6 @@
 """Claims of papers as data: `data/claims.json` has every numbered table and figure, with a row for each finding.
 
-Of papers whose figures are not all followed (CacheBlend, EPIC, newer methods) and of this workbench it holds single
-claims.
+Papers whose figures are not all followed (CacheBlend, EPIC, newer methods), and this workbench, have single claims.
 
 {"papers": {name: title}, "methods": {name: selector}, "items": [{item, sentence, published, missing, claims: […]}]}
 """
@@ -29,18 +28,18 @@ HOW: Mapping[str, Any] = {"answers": ANSWERS, "counts": ROWS, "timings": ("ratio
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(ClaimScope):
-    """One finding that an item of a paper stands on: which number, and on which side of which bar it is claimed.
+    """One finding of a paper's item: which number is claimed to be on which side of which bar.
 
-    kind    "finding" decides its item; "shown" stands beside; "mechanism" is held by a test of our own code
+    kind    "finding" decides its item; "shown" is only displayed; "mechanism" is verified by a test of our own code
     bar     a number; with `than`, the near end of the interval of the same number where `than` replaces selectors
-    least   observations that decide; fewer are shown
-    telling bounds {"least", "most"} of the right side's mean, outside of which a comparison says nothing
+    least   minimum number of observations to decide; results with fewer are only shown
+    telling bounds {"least", "most"} of the right side's mean, outside of which a comparison is uninformative
     reach   columns that must be as large as the paper's own, else the claim stays open
-    unless  ids of claims of this item: where one of them decides, this one is shown beside it
-    form    how numbers are written: "points", "x" (a ratio), or a format specification
-    test    of a mechanism: the test that holds it
-    stated  when it was last changed, "2026-11-24T09:30:00 3fa9c1d2": the time in UTC, or the day, and the `digest`
-            of what it says
+    unless  ids of claims of this item: if one of them decides, this one is only shown
+    form    number format: "points", "x" (a ratio), or a format specification
+    test    of a mechanism: the test that verifies it
+    stated  when it was last changed, "2026-11-24T09:30:00 3fa9c1d2": the time in UTC, or the day, and the `digest` of
+            its content
     """
 
     id: str
@@ -65,19 +64,19 @@ class Claim(ClaimScope):
 
     @property
     def date(self) -> str:
-        """When it was stated: "2026-11-24T09:30:00", or a day."""
+        """When the claim was stated: "2026-11-24T09:30:00", or a day."""
         return self.stated.partition(" ")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperItem:
-    """A numbered table, figure or claim of a paper: what it claims in one sentence, its numbers as printed, its claims.
+    """A numbered table, figure or claim of a paper: its statement in one sentence, its published numbers, its claims.
 
-    `missing` says what of it is out of reach, and why; `same_as` names an item of another version that claims the same;
-    `only_names` is true of a list of symbols, which claims nothing.
+    `missing` states what of it is out of reach, and why. `same_as` names an item of another version that claims the
+    same. `only_names` is true for a list of symbols, which claims nothing.
     """
 
-    item: str  #: "fusionrag-fig-16"; cells of notebooks name the items that they answer
+    item: str  #: "fusionrag-fig-16"; notebook cells name the items that they answer
     sentence: str
     published: str = ""
     missing: str = ""
@@ -92,40 +91,40 @@ class PaperItem:
 
     @property
     def is_mechanism(self) -> bool:
-        """Whether it shows how a method works, which tests of our own code hold, and finds nothing."""
+        """Whether the item shows how a method works, which tests of our own code verify, and has no finding."""
         kinds = {claim.kind for claim in self.claims}
         return "mechanism" in kinds and "finding" not in kinds
 
     @property
     def name(self) -> str:
-        """As the paper calls it: "Figure 16"."""
+        """The paper's name of the item: "Figure 16"."""
         _, kind, number = self.item.split("-")
         return f"{KINDS[kind]} {number}"
 
 
 def digest(row: Mapping[str, Any], methods: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """Return eight letters that stand for what decides a claim, as its row says it; words and dates are left out.
+    """Return an eight-character hash of the fields that decide a claim; texts and dates are left out.
 
-    A method by name stands for its selector in `methods`: who changes that changes the claims that speak of it.
+    A method's name is replaced by its selector in `methods`, so that a changed selector changes its claims.
     """
-    says = {name: value for name, value in row.items() if name not in ("id", "item", "what", "stated")}
-    says |= {name: _selector(says[name], methods) for name in SELECTORS if says.get(name) is not None}
-    return sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()[:8]
+    content = {name: value for name, value in row.items() if name not in ("id", "item", "what", "stated")}
+    content |= {name: _selector(content[name], methods) for name in SELECTORS if content.get(name) is not None}
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @cache
 def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[PaperItem, ...]]:
-    """Return {paper: its name} and the items of a file of claims. Raises BadInput for a bad row."""
+    """Return {paper: title} and the items of a file of claims. Raises BadInput for an invalid row."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         papers, methods, rows = (content[name] for name in ("papers", "methods", "items"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise BadInput(f"{brief(path)} is no file of claims: {brief(problem)}") from None
+        raise BadInput(f"{brief(path)} is not a file of claims: {brief(problem)}") from None
     items = tuple(_item(row, methods, path) for row in rows)
     for item in items:
         ids = [claim.id for claim in item.claims]
         if double := [one for one in ids if ids.count(one) > 1]:
-            raise BadInput(f"{brief(path)}: claim {double[0]} stands there twice")
+            raise BadInput(f"{brief(path)}: claim {double[0]} occurs twice")
         if unknown := {other for claim in item.claims for other in claim.unless} - set(ids):
             raise BadInput(f"{brief(path)}: unless names {min(unknown)!r}, which {item.item} does not have")
         if item.paper not in papers:
@@ -134,7 +133,7 @@ def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[PaperItem, ...]]:
 
 
 def papers() -> Mapping[str, str]:
-    """Return {paper: its name}."""
+    """Return {paper: title}."""
     return load()[0]
 
 
@@ -157,21 +156,21 @@ def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> Pap
     except (BadInput, TypeError, KeyError) as problem:
         raise BadInput(f"{brief(path)}, {name}: {brief(problem)}") from None
     if not claims and not item.missing:
-        raise BadInput(f"{brief(path)}, {name}: without claims it has to say what is missing")
+        raise BadInput(f"{brief(path)}, {name}: an item without claims has to say what is missing")
     return item
 
 
 def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
     if odd := sorted(set(row) - {each.name for each in fields(Claim)}):
         raise BadInput(f"{odd[0]!r} is no field of a claim")
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     for name in SELECTORS:
-        if given.get(name) is not None:
-            given[name] = _selector(given[name], methods)
-    claim = Claim(**given)
+        if values.get(name) is not None:
+            values[name] = _selector(values[name], methods)
+    claim = Claim(**values)
     check_fields(claim)
     if claim.stated and claim.stated.partition(" ")[2] != digest(row, methods):
-        raise BadInput(f"{claim.id} was changed since it was stated: data/benchmarks/state_claims.py dates it anew")
+        raise BadInput(f"{claim.id} was changed since it was stated: run data/benchmarks/state_claims.py to date it")
     if claim.kind == "mechanism":
         if not claim.test:
             raise BadInput(f"{claim.id} is a mechanism: the test that holds it is needed")
@@ -188,8 +187,8 @@ def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
 
 def _selector(wanted: Any, methods: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a selector in which a method's name, alone or as `like`, is replaced by the method's fields."""
-    given = {"like": wanted} if isinstance(wanted, str) else dict(wanted)
-    name = given.pop("like", None)
+    selector = {"like": wanted} if isinstance(wanted, str) else dict(wanted)
+    name = selector.pop("like", None)
     if name is not None and name not in methods:
         raise BadInput(f"method {name!r} is not among {', '.join(methods)}")
-    return {**(methods[name] if name is not None else {}), **given}
+    return {**(methods[name] if name is not None else {}), **selector}

@@ -1,6 +1,7 @@
-"""Which rows of result tables a claim speaks of, and their number with its 95% interval, in every place.
+"""Select the result rows that a claim refers to, and compute their value with a 95% interval, in each place.
 
-A column of a selector is one of the table, a key of `setting`, or a measure of the same method's counts (`density`).
+A column of a selector is a column of the table, a key of `setting`, or a measure of the same method's counts
+(`density`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ BY = ["source", "model", "data", *METHOD]  # of counts to join with a method's o
 
 
 class Scores(NamedTuple):
-    """Answers run by run: the number of each one's question, its score, and how many questions there are."""
+    """Answers in order of runs: the index of each answer's question, its score, and the number of questions."""
 
     questions: np.ndarray
     values: np.ndarray
@@ -32,15 +33,15 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimScope:
-    """Which number of which rows.
+    """Selects rows, and the number to compute from them.
 
     table, experiment, measure   of the rows; timings have no measure
     left, right   the two sides of a comparison; `right` None: the left side's own number
-    full          full attention, where a share of what reuse loses to it is asked for; None of KL, which is beside it
+    full          full attention, for shares of what reuse loses to it; None for KL, which is already relative to it
     how           "difference" right subtracted; "ratio" times as fast as right; "explained" share won back between
                   right and full; "relative" difference as a share of right; "normalised" as FusionRAG does; "value"
-    over          what is resampled; of ratios of counts "seeds": of the data, with Student's interval
-    across        columns in which the sides may differ, of those they share elsewhere: "model", "workload", …
+    over          what is resampled; for ratios of counts "seeds": of the data, with Student's interval
+    across        columns in which the sides may differ although they are shared by default: "model", "workload", …
     scope         restricts the rows of both sides
     """
 
@@ -57,32 +58,33 @@ class ClaimScope:
 
 
 class Tables:
-    """The tables of results as claims about `measures` read them: each once, keys of `setting` as columns.
+    """Result tables for claims about `measures`: each table is read once, with keys of `setting` as columns.
 
-    Answers stand there as runs, rows that differ in their questions alone: `start` to `stop` of `scores`.
+    Answers are grouped into runs, rows that differ only in the question: `start` to `stop` of `scores`.
     """
 
     def __init__(self, found: Results, measures: Collection[str]):
         self.sources = found.sources
-        self.numbers: dict[str, list[Number]] = {}  # numbers computed so far, as several claims may share one
+        self.numbers: dict[str, list[Number]] = {}  # cached, as several claims may share a number
         other = set(MEASURES) - {"em", *measures}  # measures of answers that are not read
         read = {table: [*columns(table).keys() - UNUSED - (other if table == "answers" else set())] for table in TABLES}
         self._table = cache(lambda table, experiment: found.coded(table, experiment, read[table]))
         self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
         self._means = cache(self._means_of)
 
-    def rows(self, asked: ClaimScope) -> Rows:
-        """Return the rows of either side, with a column for every name that a selector uses."""
-        rows = self._rows(asked.table, asked.experiment, asked.measure)
+    def rows(self, claim: ClaimScope) -> Rows:
+        """Return the rows of all sides, with a column for each name that a selector uses."""
+        rows = self._rows(claim.table, claim.experiment, claim.measure)
         if not len(rows):
             return rows
-        sides = [each for each in (asked.left, asked.right, asked.full) if each is not None]
-        whole = rows.columns
-        for name in {name for each in (*sides, asked.scope) for name in each} - set(whole.names) - set(whole.made):
-            means = self._means(asked.experiment, name)
-            by = pd.DataFrame({each: whole[each] for each in BY})
-            whole.made[name] = by.merge(means, on=BY, how="left")[name].to_numpy()
-        return rows.of(np.logical_or.reduce([rows.fitting(each) for each in sides])).chosen(asked.scope)
+        sides = [each for each in (claim.left, claim.right, claim.full) if each is not None]
+        columns = rows.columns
+        names = {name for each in (*sides, claim.scope) for name in each}
+        for name in names - set(columns.names) - set(columns.arrays):
+            means = self._means(claim.experiment, name)
+            by = pd.DataFrame({each: columns[each] for each in BY})
+            columns.arrays[name] = by.merge(means, on=BY, how="left")[name].to_numpy()
+        return rows.of(np.logical_or.reduce([rows.fitting(each) for each in sides])).chosen(claim.scope)
 
     def _rows_of(self, table: str, experiment: str, measure: str) -> Rows:
         if table != "answers":
@@ -98,7 +100,7 @@ class Tables:
         return Rows(Columns(own), np.arange(len(own)))
 
     def _means_of(self, experiment: str, measure: str) -> pd.DataFrame:
-        """Return a measure of every method's counts over all questions, a mean over training seeds."""
+        """Return a measure of each method's counts over all questions, mean over training seeds."""
         own = self._rows("counts", experiment, measure)
         own = own.of(np.isin(own["kind"].astype(str), ["", "all"]))
         rows = pd.DataFrame({name: own[name] for name in (*BY, "value")})
@@ -110,15 +112,15 @@ class Tables:
         rows = self._table("answers", experiment)
         about = rows[[name for name in ("source", *(each.name for each in fields(Origin))) if name in rows]]
         values = [each.cat.codes if each.dtype == "category" else each.fillna(-1) for _, each in about.items()]
-        head = np.any([np.diff(each, prepend=np.nan) != 0 for each in values], axis=0)  # first of equal rows
-        run = Columns(about[head]).groups([*about])[np.cumsum(head) - 1]
+        is_first = np.any([np.diff(each, prepend=np.nan) != 0 for each in values], axis=0)  # of equal rows
+        run = Columns(about[is_first]).groups([*about])[np.cumsum(is_first) - 1]
         order, stop = np.argsort(run, kind="stable"), np.cumsum(np.bincount(run))
         start = np.r_[0, stop][:-1]
         runs = about.iloc[order[start]].assign(start=start, stop=stop)
         return runs.assign(trial=Columns(runs).groups(METHOD)), order
 
     def _scores_of(self, experiment: str, measure: str) -> Scores:
-        """Return the question number of every answer, and its measure, run by run."""
+        """Return the question index and the measure of each answer, run by run."""
         rows, (_, order) = self._table("answers", experiment), self._runs(experiment)
         if measure == "em":
             questions, names = pd.factorize(rows.question)
@@ -138,10 +140,10 @@ Ends = tuple[float, float, float, int]  # value, low, high, n
 
 @dataclass(frozen=True)
 class Number:
-    """What was measured: a value with its 95% interval (of times: 5% to 95% of the runs), of `n` questions or runs.
+    """A measured value with its 95% interval (for times, 5% to 95% of the runs), from `n` questions or runs.
 
     where   {source, model, data, device, …} of the left side
-    seeds   training runs that were measured, 0 of models that name none; over several goes the interval
+    seeds   number of training runs, 0 for models that name none; over several, the interval is over runs
     beside  mean of the right side
     method  the left side's name
     """
@@ -156,68 +158,68 @@ class Number:
     method: str = ""
 
 
-def numbers(tables: Tables, asked: ClaimScope) -> list[Number]:
-    """Return the number of every group of rows, as (source, model, data), that has both sides; none where none has."""
-    wanted = repr([getattr(asked, each.name) for each in fields(ClaimScope)])
-    if wanted not in tables.numbers:
-        apart = (*asked.across, "seed") if asked.over == "seeds" else asked.across
-        keys = [name for name in SHARED[asked.table] if name not in apart]
-        groups = tables.rows(asked).groups(keys)
-        tables.numbers[wanted] = [number for group in groups for number in _of_group(group, asked, tables)]
-    return tables.numbers[wanted]
+def numbers(tables: Tables, claim: ClaimScope) -> list[Number]:
+    """Return the number of each group of rows, as (source, model, data), that has all sides."""
+    key = repr([getattr(claim, each.name) for each in fields(ClaimScope)])
+    if key not in tables.numbers:
+        separate = (*claim.across, "seed") if claim.over == "seeds" else claim.across
+        keys = [name for name in SHARED[claim.table] if name not in separate]
+        groups = tables.rows(claim).groups(keys)
+        tables.numbers[key] = [number for group in groups for number in _of_group(group, claim, tables)]
+    return tables.numbers[key]
 
 
-def _of_group(group: Rows, asked: ClaimScope, tables: Tables) -> Iterator[Number]:
-    left = group.chosen(asked.left)
-    others = [group.chosen(each) for each in (asked.right, asked.full) if each is not None]
+def _of_group(group: Rows, claim: ClaimScope, tables: Tables) -> Iterator[Number]:
+    left = group.chosen(claim.left)
+    others = [group.chosen(each) for each in (claim.right, claim.full) if each is not None]
     if not len(left) or not all(map(len, others)):
         return
-    if asked.table == "answers":
+    if claim.table == "answers":
         for own in left.groups(["trial"]):
-            if number := _of_answers(own, others, asked, tables.scores(asked.experiment, asked.measure)):
+            if number := _of_answers(own, others, claim, tables.scores(claim.experiment, claim.measure)):
                 yield number
-    elif asked.over == "seeds":
+    elif claim.over == "seeds":
         pairs = [(row, [other.of(other["seed"] == row["seed"]) for other in others]) for row in left.dicts()]
-        values = [ROWS[asked.how](row, of, asked)[0] for row, of in pairs if all(map(len, of))]
+        values = [ROWS[claim.how](row, of, claim)[0] for row, of in pairs if all(map(len, of))]
         mean, half = mean_over_seeds(values)
         yield Number(mean, mean - half, mean + half, len(values), where=pairs[0][0])
     else:
         alike = [
             name
             for name in PAIRED
-            if name in left.columns.names and asked.table == "timings" and name not in asked.across
+            if name in left.columns.names and claim.table == "timings" and name not in claim.across
         ]
         for row in left.dicts():
-            beside = others
+            matching = others
             for name in alike:
-                beside = [other.of(other[name] == row[name]) for other in beside]
-            if all(map(len, beside)):
-                ends = ROWS[asked.how](row, beside, asked)
+                matching = [other.of(other[name] == row[name]) for other in matching]
+            if all(map(len, matching)):
+                ends = ROWS[claim.how](row, matching, claim)
                 yield Number(*ends, where=row, method=str(row.get("candidate") or row["method"]))
 
 
 # Answers: one score per question, of one or several training seeds
 
 
-def _of_answers(left: Rows, others: Sequence[Rows], asked: ClaimScope, scores: Scores) -> Number | None:
+def _of_answers(left: Rows, others: Sequence[Rows], claim: ClaimScope, scores: Scores) -> Number | None:
     sides = [_by_seed(left, scores), *(_by_seed(_closest(each, left, scores), scores) for each in others)]
     values = _aligned(sides)
     if values is None:
         return None
-    if asked.how == "explained" and asked.measure not in LOSSES:
+    if claim.how == "explained" and claim.measure not in LOSSES:
         values = [-each for each in values]  # scores as losses
     where = next(left.dicts())
     trained = any(set(side) != {-1} for side in sides)
-    several = asked.over == "training seeds" or trained or len(values[0]) > 1
-    got = ANSWERS[asked.how](values) if len(values[0]) == 1 else _of_runs(values, ANSWERS[asked.how])
-    if got is None:
+    runs = len(values[0]) if claim.over == "training seeds" or trained or len(values[0]) > 1 else 0
+    ends = ANSWERS[claim.how](values) if len(values[0]) == 1 else _of_runs(values, ANSWERS[claim.how])
+    if ends is None:
         return None
     beside = float(np.mean(values[1])) if len(values) > 1 else None
-    return Number(*got, where=where, seeds=len(values[0]) if several else 0, beside=beside, method=str(where["method"]))
+    return Number(*ends, where=where, seeds=runs, beside=beside, method=str(where["method"]))
 
 
 def _closest(rows: Rows, left: Rows, scores: Scores) -> Rows:
-    """Return, of several selected methods, the one that shares most questions with the left side.
+    """Return, of several selected methods, the one that shares the most questions with the left side.
 
     Ties go to the one measured by the left side's command, whose rows come last.
     """
@@ -227,16 +229,16 @@ def _closest(rows: Rows, left: Rows, scores: Scores) -> Rows:
         return np.array([command in commands for command in some["command"]], bool)
 
     def shared(some: Rows) -> int:
-        return int((asked & _scores(some, scores).known).sum())
+        return int((left_known & _scores(some, scores).known).sum())
 
     methods = rows.of(np.argsort(same(rows), kind="stable")).groups(["trial"])
-    asked = _scores(left, scores).known
+    left_known = _scores(left, scores).known
     return methods[0] if len(methods) == 1 else max(methods, key=lambda one: (shared(one), shared(one.of(same(one)))))
 
 
 @dataclass(frozen=True)
 class RunScores:
-    """The scores of runs by number of question, nan where there is none; `asked`: those in order, maybe again."""
+    """Scores of runs by question index, nan if missing; `asked` lists the answered questions in order, with repeats."""
 
     scores: np.ndarray
     asked: np.ndarray
@@ -248,13 +250,13 @@ class RunScores:
 
 
 def _scores(rows: Rows, scores: Scores) -> RunScores:
-    """Return the scores of runs; the last one for a question that was asked repeatedly."""
+    """Return the scores of runs; for a repeated question, the last one."""
     at = np.concatenate([np.arange(0), *map(np.arange, rows["start"], rows["stop"])])
     questions, values = scores.questions[at], scores.values[at]
     known = ~np.isnan(values)
-    found = np.full(scores.size, np.nan)
-    found[questions[known]] = values[known]
-    return RunScores(found, questions[known])
+    by_question = np.full(scores.size, np.nan)
+    by_question[questions[known]] = values[known]
+    return RunScores(by_question, questions[known])
 
 
 def _by_seed(rows: Rows, scores: Scores) -> dict[int, RunScores]:
@@ -264,7 +266,7 @@ def _by_seed(rows: Rows, scores: Scores) -> dict[int, RunScores]:
 
 
 def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | None:
-    """Return [seeds, questions] of every side, for common seeds and questions; None if there are none.
+    """Return [seeds, questions] of each side, for common seeds and questions; None if there are none.
 
     A side without training seeds is paired with every seed of the others.
     """
@@ -280,27 +282,27 @@ def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | Non
 
 
 def _of_runs(values: Sequence[np.ndarray], statistic: "Statistic") -> Ends | None:
-    """Return the statistic over all training runs; None if a run has none."""
+    """Return the statistic over all training runs; None if it is None for a run."""
     runs = [statistic([side[i : i + 1] for side in values]) for i in range(len(values[0]))]
-    known = [run for run in runs if run is not None]
-    return (*over_runs([run[:3] for run in known]), known[0][3]) if len(known) == len(runs) else None
+    complete = [run for run in runs if run is not None]
+    return (*over_runs([run[:3] for run in complete]), complete[0][3]) if len(complete) == len(runs) else None
 
 
 def _gap(values: Sequence[np.ndarray]) -> Ends:
     """Compare two methods question by question. If all differences are equal, widen by 3 / n (rule of three)."""
-    got = difference(values[0][0], values[1][0])
-    wide = 3 / got.n if got.low == got.high else 0.0
-    return got.mean, got.low - wide, got.high + wide, got.n
+    gap = difference(values[0][0], values[1][0])
+    margin = 3 / gap.n if gap.low == gap.high else 0.0
+    return gap.mean, gap.low - margin, gap.high + margin, gap.n
 
 
 def _explained(values: Sequence[np.ndarray]) -> Ends | None:
     """Return the share of the right side's loss against full attention that the left side recovers."""
     method, plain, *rest = values
     full = rest[0] if rest else np.zeros_like(plain)  # full attention's own KL is 0
-    got = bits_explained(method[0], plain[0], full[0])
-    if got.share is None or got.low is None or got.high is None:
+    result = bits_explained(method[0], plain[0], full[0])
+    if result.share is None or result.low is None or result.high is None:
         return None
-    return got.share, got.low, got.high, got.n
+    return result.share, result.low, result.high, result.n
 
 
 def _relative(values: Sequence[np.ndarray]) -> Ends | None:
@@ -327,23 +329,23 @@ ANSWERS: Mapping[str, Statistic] = {
 # Counts and timings: rows with intervals
 
 
-def _value(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
+def _value(row: Mapping[str, Any], others: Sequence[Rows], claim: ClaimScope) -> Ends:
     ends = [row[name] if row[name] == row[name] else row["value"] for name in ("low", "high")]
     return float(row["value"]), float(ends[0]), float(ends[1]), _n(row["n"])
 
 
-def _apart(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
-    """Return the difference of two numbers with intervals of their own (Newcombe 1998, method 10)."""
-    one, other = _value(row, others, asked), _value(next(others[0].dicts()), others, asked)
+def _difference(row: Mapping[str, Any], others: Sequence[Rows], claim: ClaimScope) -> Ends:
+    """Return the difference of two numbers, each with its own interval (Newcombe 1998, method 10)."""
+    one, other = _value(row, others, claim), _value(next(others[0].dicts()), others, claim)
     middle = one[0] - other[0]
     below = np.hypot(one[0] - one[1], other[2] - other[0])
     above = np.hypot(one[2] - one[0], other[0] - other[1])
     return middle, float(middle - below), float(middle + above), min(one[3], other[3])
 
 
-def _ratio(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
+def _ratio(row: Mapping[str, Any], others: Sequence[Rows], claim: ClaimScope) -> Ends:
     """Return the speedup of the left side over the fastest of the right; for counts, right over left."""
-    if asked.table == "counts":
+    if claim.table == "counts":
         value = float(others[0]["value"][0] / row["value"])
         return value, value, value, min(_n(row["n"]), _n(others[0]["n"][0]))
     slow = min(others[0].dicts(), key=lambda other: float(other["ms"]))
@@ -356,6 +358,6 @@ def _n(count: float) -> int:
 
 ROWS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Rows], ClaimScope], Ends]] = {
     "value": _value,
-    "difference": _apart,
+    "difference": _difference,
     "ratio": _ratio,
 }

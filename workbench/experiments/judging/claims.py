@@ -1,14 +1,14 @@
 """Judge the claims of papers (`claim_file`) on any results.
 
     found = results.read(["shipped", "runs/mine"])
-    judged = claims.judge(found)            # a row a claim and place (source, model, data) where it was measured
+    judged = claims.judge(found)            # a row per claim and place (source, model, data) where it was measured
     claims.verdicts(judged, "runs/mine")    # {"fusionrag-fig-16": "contradicted", …}
 
-The interval decides, of 95% (of times 5% to 95% of the runs): on the claimed side of its bar it confirms, on the other
-side it contradicts, and where it holds the bar the claim stays open, as where nothing was measured. Over training runs
-it is Student's, of `RUNS` runs or more, wherever a model names the run that it is of: one run may keep an item open and
-decides nothing else. Times need `TIMED` runs a side; a number without an interval decides nothing but equality.
-Findings of one item, those that stay open among them, are held to 5% together (Holm 1979).
+The 95% interval decides (for times, 5% to 95% of the runs): on the claimed side of its bar it confirms, on the other
+side it contradicts. If it includes the bar, or nothing was measured, the claim stays open. For models that name their
+training run, it is Student's interval over `RUNS` runs or more; a single run can only keep an item open. Times need
+`TIMED` runs per side; a number without an interval decides equality only. Findings of one item, open ones included, are
+held to 5% together (Holm 1979).
 """
 
 import math
@@ -22,7 +22,7 @@ from workbench.experiments.judging.claim_numbers import Number, Tables, numbers
 from workbench.metrics.answers import Records, Z
 from workbench.results import EXPERIMENTS, Results
 
-RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs to decide; risk of a false verdict
+RUNS, TIMED, LEVEL = 3, 20, 0.05  # minimum training runs and timed runs to decide; risk of a false verdict
 TOYS = ("lab-full", "lab-block")  # names of models of the synthetic corpus
 OBSERVED = {"answers": "questions", "timings": "runs", "counts": "observations"}  # meaning of n, by table
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
@@ -31,7 +31,7 @@ VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The verdict on a claim for one (source, model, data); `number` None: not measured in this source."""
+    """Verdict on a claim for one (source, model, data); `number` is None if the source has no measurement."""
 
     claim: Claim
     source: str
@@ -39,11 +39,11 @@ class Judged:
     decides: bool
     number: Number | None = None
     bar: float = 0.0
-    needs: str = ""  #: measurement that would decide it
+    needs: str = ""  #: what would decide it
 
     @property
     def where(self) -> str:
-        """The model and data, or the device, of the number: "smollm2 on nq"."""
+        """Model and data, or the device, of the number: "smollm2 on nq"."""
         row = self.number.where if self.number else {}
         model, data = (str(row.get(name) or "") for name in ("model", "data"))
         return " on ".join(filter(None, (model, data))) or str(row.get("device") or "")
@@ -52,14 +52,14 @@ class Judged:
     def after(self) -> bool:
         """Whether the claim was stated or changed after its number had been measured.
 
-        Where the claim has a day alone, what was measured on that day counts as measured before.
+        If the claim has only a day, results of that day count as measured before.
         """
         measured, stated = str(self.number.where.get("time") or "") if self.number else "", self.claim.date
         return bool(measured and stated) and (stated >= measured[:10] if len(stated) == 10 else stated > measured)
 
     @property
     def text(self) -> str:
-        """The number with its interval and n, and the bar."""
+        """The number with its interval and n, and the claimed side of the bar."""
         named = self.claim.what + (f" ({self.where})" if self.where else "")
         if self.number is None:
             return f"{named}: {self.needs or self.claim.test}"
@@ -70,7 +70,7 @@ class Judged:
 
     @property
     def short(self) -> str:
-        """The number with its interval, "+5.3 points (-4.6 to +12.5)"; where nothing was measured, what to measure."""
+        """The number with its interval, "+5.3 points (-4.6 to +12.5)"; without a measurement, what to measure."""
         return self.needs if self.number is None else f"{self._form(self.number.value)}{self._ends}"
 
     @property
@@ -81,7 +81,7 @@ class Judged:
 
     @property
     def _ends(self) -> str:
-        """Return the interval, as " (-4.6 to +12.5)"; "" if none was measured."""
+        """The interval, as " (-4.6 to +12.5)"; "" if none was measured."""
         if self.number is None or self.number.low == self.number.high:
             return ""
         low, high = (self._form(end).removesuffix(" points") for end in (self.number.low, self.number.high))
@@ -95,7 +95,7 @@ class Judged:
 
 
 def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]:
-    """Judge every claim on every source: one result for each place where it was measured, or what to measure.
+    """Judge each claim on each source: one result per place where it was measured, or what to measure.
 
     `of` are the items; None: all shipped ones.
     """
@@ -104,14 +104,14 @@ def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]
     judged: list[Judged] = []
     for item in of:
         of_item = [one for claim in item.claims for one in _judge(claim, tables)]
-        judged += _together([_beside(one, of_item) for one in of_item])
+        judged += _together([_yielding(one, of_item) for one in of_item])
     return judged
 
 
 def verdict(judged: Iterable[Judged]) -> str:
-    """Return the verdict of an item from its claims: one contradiction contradicts, every finding must be confirmed.
+    """Return the verdict of an item: a contradicted claim contradicts it, and it is confirmed if all findings are.
 
-    Mechanisms, which tests hold, confirm an item that finds nothing else.
+    Mechanisms, which tests verify, confirm an item without findings.
     """
     listed = list(judged)
     decided = {one.verdict for one in listed if one.decides}
@@ -120,12 +120,12 @@ def verdict(judged: Iterable[Judged]) -> str:
     kinds = {one.claim.kind for one in listed}
     needed = [one.claim for one in listed if one.claim.kind == ("finding" if "finding" in kinds else "mechanism")]
     confirmed = {one.claim.id for one in listed if one.decides and one.verdict == CONFIRMED}
-    lacking = [claim for claim in needed if claim.id not in confirmed and not confirmed.intersection(claim.unless)]
-    return CONFIRMED if needed and not lacking and OPEN not in decided else OPEN
+    unconfirmed = [claim for claim in needed if claim.id not in confirmed and not confirmed.intersection(claim.unless)]
+    return CONFIRMED if needed and not unconfirmed and OPEN not in decided else OPEN
 
 
 def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
-    """Return {item: verdict} of one source, for all items that ship."""
+    """Return {item: verdict} in one source, for all shipped items."""
     of_item: dict[str, list[Judged]] = {item.item: [] for item in items()}
     for one in judged:
         if one.source == source:
@@ -134,7 +134,7 @@ def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
 
 
 def counted(verdicts: Mapping[str, str]) -> str:
-    """Return how many items have each verdict, in words, and how many of the confirmed ones tests alone confirm.
+    """Return in words how many items have each verdict, and how many are confirmed by tests alone.
 
     A list of symbols, which claims nothing, is not counted.
     """
@@ -148,7 +148,7 @@ def counted(verdicts: Mapping[str, str]) -> str:
 
 
 def rows(judged: Iterable[Judged]) -> Records:
-    """Return a row a judged claim, as files and `--json` hold it."""
+    """Return one row per judged claim, as in files and in `--json`."""
     sentences = {item.item: item.sentence for item in items()}
     return [
         {
@@ -168,7 +168,7 @@ def rows(judged: Iterable[Judged]) -> Records:
 
 
 def compare(value: float, low: float, high: float, side: str, bar: float) -> str:
-    """Return the verdict of an interval beside a bar."""
+    """Compare an interval with a bar, and return the verdict."""
     if side == "equals":
         return CONFIRMED if low == bar == high else CONTRADICTED
     if low > bar or high < bar:
@@ -180,7 +180,7 @@ def _judge(claim: Claim, tables: Tables) -> list[Judged]:
     if claim.kind == "mechanism":
         return [Judged(claim=claim, source=source, verdict=CONFIRMED, decides=True) for source in tables.sources]
     measured = numbers(tables, claim)
-    bars = numbers(tables, _elsewhere(claim)) if claim.than else []
+    bars = numbers(tables, _claim_of_bar(claim)) if claim.than else []
     judged = [one for number in measured if (one := _judged(claim, number, bars)) is not None]
     without = [source for source in tables.sources if source not in {one.source for one in judged}]
     empty = Judged(claim=claim, source="", verdict=OPEN, decides=False, bar=claim.bar, needs=_command(claim))
@@ -194,51 +194,51 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
         if not places:
             return None
         bar = places[0].high if claim.side == "above" else places[0].low
-    said = compare(number.value, number.low, number.high, claim.side, bar)
+    outcome = compare(number.value, number.low, number.high, claim.side, bar)
     short = [name for name, least in claim.reach.items() if float(number.where[name]) < least]
-    needs = _more(claim, number, bar) if said == OPEN else ""
+    needs = _more(claim, number, bar) if outcome == OPEN else ""
     if short:
-        said = OPEN
+        outcome = OPEN
         needs = f"{short[0]} {claim.reach[short[0]]:,.0f} is claimed, {float(number.where[short[0]]):,.0f} measured"
     if claim.table != "answers" and number.low == number.high and claim.side != "equals":
-        said, needs = OPEN, "no interval was measured"
+        outcome, needs = OPEN, "no interval was measured"
     decides = claim.kind == "finding"
     least = max(claim.least, TIMED if claim.table == "timings" else 1)
     if decides and number.n < least:
         decides, needs = False, f"at least {least} {OBSERVED[claim.table]} needed, {number.n} measured"
     if decides and str(number.where.get("model") or "").startswith(TOYS):
         decides, needs = False, "models of a synthetic corpus do not decide: measure a model that reads real text"
-    keeps_open = said == OPEN and number.seeds == 1 and claim.over == "questions"  # a single run may only leave it open
+    keeps_open = outcome == OPEN and number.seeds == 1 and claim.over == "questions"  # all that a single run may do
     if decides and 0 < number.seeds < RUNS and not keeps_open:
         decides, needs = False, f"at least {RUNS} training runs needed, {number.seeds} measured"
     if decides and number.beside is not None and not _within(number.beside, claim.telling):
         decides, needs = False, f"the baseline scores {number.beside:.0%}, too low or high to distinguish methods"
     source = str(number.where["source"])
-    return Judged(claim=claim, source=source, verdict=said, decides=decides, number=number, bar=bar, needs=needs)
+    return Judged(claim=claim, source=source, verdict=outcome, decides=decides, number=number, bar=bar, needs=needs)
 
 
 def _together(of_item: list[Judged]) -> list[Judged]:
-    """Apply Holm's correction to the findings that decide an item in one source: leave those that fail open."""
+    """Apply Holm's correction to the findings that decide an item in one source: those that fail become open."""
     risks = {i: _risk(one) for i, one in enumerate(of_item) if one.decides and _has_interval(one)}
     for source in {of_item[i].source for i in risks}:
         own = sorted((i for i in risks if of_item[i].source == source), key=lambda i: risks[i])
         for rank, i in enumerate(own):
             if risks[i] * (len(own) - rank) > LEVEL:
                 needs = f"not significant after Holm correction over the {len(own)} findings of this item"
-                for late in own[rank:]:
-                    if of_item[late].verdict != OPEN:
-                        of_item[late] = replace(of_item[late], verdict=OPEN, needs=needs)
+                for failed in own[rank:]:
+                    if of_item[failed].verdict != OPEN:
+                        of_item[failed] = replace(of_item[failed], verdict=OPEN, needs=needs)
                 break
     return of_item
 
 
 def _has_interval(one: Judged) -> bool:
-    """Return whether an interval was compared with a bar, with any outcome: it then counts as a test of its item."""
+    """Return whether an interval was compared with a bar, so that it counts as a test of its item."""
     return one.number is not None and one.claim.side != "equals" and one.number.low < one.number.high
 
 
 def _risk(one: Judged) -> float:
-    """Return the two-sided p-value of a number against its bar, with its interval taken as that of a normal one."""
+    """Return the two-sided p-value of a number against its bar, assuming that the interval is a normal one."""
     number = one.number
     assert number is not None
     beyond = (number.low - one.bar) if number.value > one.bar else (one.bar - number.high)
@@ -254,34 +254,34 @@ def _within(value: float, bounds: Mapping[str, float]) -> bool:
     return bounds.get("least", value) <= value <= bounds.get("most", value)
 
 
-def _elsewhere(claim: Claim) -> Claim:
-    """Return the claim whose number is the bar, with `than` replacing values of the selectors."""
+def _claim_of_bar(claim: Claim) -> Claim:
+    """Return the claim whose number is the bar: `than` replaces values of the selectors."""
     than = dict(claim.than or {})
     right = None if claim.right is None else {**claim.right, **{k: v for k, v in than.items() if k in claim.right}}
     scope = {**claim.scope, **{k: v for k, v in than.items() if k in claim.scope}}
     return replace(claim, left={**claim.left, **than}, right=right, scope=scope, than=None)
 
 
-def _beside(one: Judged, of_item: Sequence[Judged]) -> Judged:
-    """Make a claim not decide if one that it yields to (`unless`) decides in the same source."""
-    told = any(other.decides for other in of_item if other.claim.id in one.claim.unless and other.source == one.source)
-    return replace(one, decides=False) if told else one
+def _yielding(one: Judged, of_item: Sequence[Judged]) -> Judged:
+    """Return a claim that does not decide if one that it yields to (`unless`) decides in the same source."""
+    others = [other for other in of_item if other.claim.id in one.claim.unless and other.source == one.source]
+    return replace(one, decides=False) if any(other.decides for other in others) else one
 
 
 def _command(claim: Claim) -> str:
-    """Return what to measure, if nothing was."""
+    """Return what to measure if there is no measurement."""
     command = EXPERIMENTS.get(claim.experiment, "")
     what = f"{claim.measure or 'times'} of {claim.experiment}"
     return f"{what}: `{command}` measures it" if command else f"{what} is not measured"
 
 
 def _more(claim: Claim, number: Number, bar: float) -> str:
-    """Return how many observations would decide, if the number stays the same."""
+    """Return how many observations would decide, if the value stays the same."""
     away, half = abs(number.value - bar), max(number.high - number.value, number.value - number.low)
     if not away or number.n < 2:
         return "the interval includes the threshold"
-    wanted = f"{number.n * (half / away) ** 2 * 1.1:,.0f} {OBSERVED[claim.table]}"
-    return f"the interval includes the threshold: about {wanted} would decide, if the value stays the same"
+    needed = f"{number.n * (half / away) ** 2 * 1.1:,.0f} {OBSERVED[claim.table]}"
+    return f"the interval includes the threshold: about {needed} would decide, if the value stays the same"
 
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""Export events of serving in Chrome's trace format, which Perfetto (ui.perfetto.dev) opens.
+"""Export serving events in Chrome's trace format, which Perfetto (ui.perfetto.dev) opens.
 
 Two groups of tracks: "machine" has a track for the engine, each loader, the scheduler and the tiers; "requests" has one
-for every request, from its arrival to its last token. Format: "Trace Event Format", JSON Object Format (Google, 2016):
-complete events (`ph` X) for spans, instant events (i) for moments, async events (b, e) where spans of a track overlap.
+per request, from its arrival to its last token. Format: "Trace Event Format", JSON Object Format (Google, 2016):
+complete events (`ph` X) for spans, instant events (i) for moments, async events (b, e) for overlapping spans of a
+track.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,9 +23,9 @@ _SHOWN = ("key", "tier", "bytes", "tokens", "detail", "request")
 
 
 def read(path: Path) -> list[Event]:
-    """Read the stages of every request from the record of a trial that was run with receipts.
+    """Read the stages of each request from the record of a trial that was run with receipts.
 
-    `path` is the record's file, or a folder with one trial. Raises BadInput for another file.
+    `path` is the record's file, or a folder with one trial. Raises BadInput for other files.
     """
     file = _record_in(path) if path.is_dir() else path
     if not file.is_file():
@@ -42,7 +43,7 @@ def read(path: Path) -> list[Event]:
 
 
 def _record_in(folder: Path) -> Path:
-    """Return the file of a folder that holds one trial (`trial --out`)."""
+    """Return the file of a folder with one trial (`trial --out`)."""
     trials = [path for path in (folder / "trials").glob("*.json") if not path.name.endswith(".failed.json")]
     if len(trials) > 1:
         raise BadInput(f"{folder} holds {len(trials)} trials: name the file of one, in {folder / 'trials'}")
@@ -52,13 +53,13 @@ def _record_in(folder: Path) -> Path:
 
 
 def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Return the stages of a trial's requests as events, batch after batch."""
+    """Return the stages of a trial's requests as events, batch by batch."""
     from workbench.methods.request_report import STAGES, Receipt  # imports torch
 
     events: list[Event] = []
     for number, row in enumerate(receipts):
         if not isinstance(row, Mapping) or not {"id", "at", "receipt"} <= set(row):
-            raise BadInput(f"receipt {number} lacks its id, its time or itself")
+            raise BadInput(f"receipt {number} lacks 'id', 'at' or 'receipt'")
         receipt, at, name = Receipt.from_json(row["receipt"]), float(row["at"]), str(row["id"])
         events.append(Event("arrive", at, lane="scheduler", request=name))
         for stage in STAGES:
@@ -96,19 +97,19 @@ def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: "Receip
 
 
 def _traced(event: Event, number: int, lanes: Mapping[str, int], requests: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the entries of one event: on its request's track, and on that of the part of the machine it used."""
+    """Return the entries of one event: on its request's track, and on that of the machine part it used."""
     shown = {name: value for name in _SHOWN if (value := getattr(event, name))}
     base = {"name": event.what, "cat": event.tier or event.lane, "ts": event.at * 1e6, "args": shown}
     track = {"pid": REQUESTS, "tid": requests[event.request]} if event.request else {}
     lane = {"pid": MACHINE, "tid": lanes[event.lane]}
     if event.what not in SPANS:
         return [base | (track or lane) | {"ph": "i", "s": "t"}]
-    whole = {"ph": "X", "dur": event.seconds * 1e6}
+    span = {"ph": "X", "dur": event.seconds * 1e6}
     if event.what in OF_REQUEST and track:
         busy = event.what == "load" and event.lane != "scheduler"
-        return [base | track | whole, *([base | lane | whole] if busy else [])]
+        return [base | track | span, *([base | lane | span] if busy else [])]
     if event.what == "run":
-        return [base | lane | whole]
+        return [base | lane | span]
     ends = {"ph": "e", "ts": event.end * 1e6}
     return [base | lane | {"ph": "b", "id": number}, base | lane | ends | {"id": number}]
 

@@ -1,6 +1,6 @@
-"""Time to the first token: measured on this device, and its cost computed for any shape of a model.
+"""Time to the first token: measured on this device, and its cost computed for any model shape.
 
-Methods run interleaved, one request each and then the next, so that a busy machine does not slow one of them alone.
+Methods run interleaved, one request each in turn, so that a busy machine does not slow only one of them.
 
 full           computes every token, in the engine
 block          takes all blocks from a store in memory and re-encodes their positions, within the time
@@ -10,7 +10,7 @@ stock prefix   is transformers over a ready cache of the same context, as a pref
 
 `over_tiers` measures times by tier of the cached blocks and length of the context (FusionRAG, figure 19): full
 attention, and reuse of blocks from memory and from a folder on disk, with and without recomputation, interleaved in one
-process. Blocks from disk are read and verified within the time; the system's file cache is warm.
+process. Blocks from disk are read and verified within the time, from a warm page cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,12 +46,12 @@ from workbench.store import UNLIMITED, FolderStore, MemoryStore, Store, fetch, f
 from workbench.store.views import ReadOnlyStore
 
 METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
-WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # → its least work
+WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # method → its minimum work
 TIMES = {"ms": "p50", "p5": "p5", "p95": "p95", "least": "least", "most": "most"}
 Job = Callable[[], object]
 Key = TypeVar("Key", str, int, float)
 Prompts = Sequence[Prompt]
-ceilings = roof  # bytes and operations a second that this device reaches
+ceilings = roof  # bytes and FLOPs per second that this device reaches
 
 
 def prompt_of_length(
@@ -59,7 +59,7 @@ def prompt_of_length(
 ) -> Prompt:
     """Return a prompt of `length` tokens.
 
-    Passages of `samples` as blocks, the last one cut, and `question` tokens behind them.
+    Its blocks are passages of `samples`, the last one truncated, followed by `question` tokens.
     """
     if length <= question:
         raise BadInput(f"length {length}: a prompt needs more than its {question} tokens of question")
@@ -78,7 +78,7 @@ def prompt_of_length(
 
 
 def interleaved(jobs: Mapping[Key, Job], device: torch.device, repeats: int, warm_up: int = 1) -> dict[Key, Quantiles]:
-    """Measure the seconds of every job `repeats` times, one job after the other; `warm_up` runs before do not count."""
+    """Measure the seconds of each job `repeats` times, in turn, after `warm_up` uncounted runs of each."""
     seconds: dict[Key, list[float]] = {name: [] for name in jobs}
     for round_ in range(repeats):
         for name, job in jobs.items():
@@ -89,23 +89,23 @@ def interleaved(jobs: Mapping[Key, Job], device: torch.device, repeats: int, war
 def stock_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the same model with transformers' own attention.
 
-    A copy that shares every weight, but for those that do not lie in memory as transformers loads them.
+    It is a copy that shares all weights, except those whose memory layout differs from that of transformers.
     """
-    kept = {id(x): as_loaded(x) for x in chain(model.parameters(), model.buffers())}
-    stock = deepcopy(model, kept)
+    shared = {id(x): as_loaded(x) for x in chain(model.parameters(), model.buffers())}
+    stock = deepcopy(model, shared)
     stock.set_attn_implementation("sdpa")
     return stock
 
 
 def filled(model: PreTrainedModel, blocks: Sequence[Block]) -> MemoryStore:
-    """Return a store that holds these blocks."""
+    """Return a store with these blocks."""
     store = MemoryStore(UNLIMITED)
     fetch(model, blocks, store)
     return store
 
 
 def partial_store(model: PreTrainedModel, blocks: Sequence[Block], store: Store, count: int) -> ReadOnlyStore:
-    """Return a view of `store` in which only the first `count` of these blocks can be found."""
+    """Return a view of `store` that contains only the first `count` of these blocks."""
     model_key = fingerprint(model)
     return ReadOnlyStore(store, {key_of(model_key, model.dtype, block) for block in blocks[:count]})
 
@@ -113,10 +113,10 @@ def partial_store(model: PreTrainedModel, blocks: Sequence[Block], store: Store,
 def jobs_of(
     model: PreTrainedModel, prompt: Prompt, store: Store, ratio: float = 0.15, methods: Sequence[str] = METHODS
 ) -> dict[str, Callable[[], int]]:
-    """Return a function for every method, run once already; each returns the first token.
+    """Return one function per method, already run once; each returns the first token.
 
     `store` has the prompt's blocks. Raises BadInput for an unknown method, and if engine and transformers give
-    different first tokens in fp32 (in fewer bits, nearly equal logits may swap).
+    different first tokens in fp32 (in lower precision, nearly equal logits may swap).
     """
     if odd := [name for name in methods if name not in METHODS]:
         raise not_allowed("method", odd[0], METHODS)
@@ -147,7 +147,7 @@ def jobs_of(
 
 
 def engine_methods(ratio: float) -> dict[str, Method]:
-    """Return the methods that the engine carries out."""
+    """Return the methods that the engine runs."""
     return {"full": Full(), "block": Reuse(), "recompute": Reuse(select=QueryGuided(), ratio=ratio)}
 
 
@@ -166,9 +166,9 @@ def by_length(
 
 
 def by_cached_share(model: PreTrainedModel, prompt: Prompt, shares: Sequence[float], repeats: int) -> Records:
-    """Measure a prompt of which the first blocks come from the store and the others are encoded within the time.
+    """Measure a prompt whose first blocks come from the store, while the others are encoded within the time.
 
-    Records {share, blocks, p5, p50, p95 (seconds), n, flops}; `share` is of the context's tokens, by whole blocks.
+    Records {share, blocks, p5, p50, p95 (seconds), n, flops}; `share` is of the context's tokens, in whole blocks.
     """
     store = filled(model, prompt.context)
     lengths = [len(block) for block in prompt.context]
@@ -189,7 +189,7 @@ def by_cached_share(model: PreTrainedModel, prompt: Prompt, shares: Sequence[flo
 def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], repeats: int, select: Select) -> Records:
     """Measure reuse with a share of the document tokens recomputed.
 
-    Ratio 0 chooses nothing. Records {ratio, p5, p50, p95 (seconds), n, flops, bytes, rows}.
+    Ratio 0 selects nothing. Records {ratio, p5, p50, p95 (seconds), n, flops, bytes, rows}.
     """
     store = filled(model, prompt.context)
     methods = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
@@ -199,7 +199,7 @@ def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], re
 
 
 def _cost(model: PreTrainedModel, prompt: Prompt, method: Method, store: Store) -> dict[str, float]:
-    """Compute operations and bytes of one request, selection included."""
+    """Compute FLOPs and bytes of one request, selection included."""
     (start,) = method.begin(model, [prompt], store)
     costs = cost.of_passes(cost.shape_of(model), start.passes, start.reused, model.dtype.itemsize)
     return {"flops": costs.flops, "bytes": costs.bytes, "rows": float(start.computed)}
@@ -222,7 +222,7 @@ TIERS = ("memory", "disk")
 
 
 def methods(ratio: float) -> dict[str, Method]:
-    """Return reuse with nothing and with a share of the tokens recomputed, by name."""
+    """Return reuse without and with recomputation of a share of the tokens, by name."""
     return {"reuse": Reuse(), f"reuse, {ratio:.0%} recomputed": Reuse(select=QueryGuided(), ratio=ratio)}
 
 
@@ -233,9 +233,9 @@ def over_tiers(
     repeats: int = 5,
     ratio: float = FUSION_RAG["ratio"],
 ) -> Records:
-    """Return a row of `results.Timing` a prompt and candidate: the workload is the number of tokens.
+    """Return one row of `results.Timing` per prompt and candidate: the workload is the number of tokens.
 
-    `folder` is filled with the prompts' blocks. Raises BadInput where it cannot be written.
+    `folder` is filled with the prompts' blocks. Raises BadInput if it cannot be written.
     """
     model = loaded.model
     stores: dict[str, Any] = {"memory": MemoryStore(UNLIMITED), "disk": FolderStore(folder, new=True)}
@@ -246,21 +246,16 @@ def over_tiers(
         jobs: dict[str, Any] = {FULL: partial(first_token, model, prompt, "full")}
         for tier, store in stores.items():
             for name, method in methods(ratio).items():
-                jobs[f"{tier}: {name}"] = partial(_asked, model, prompt, method, store)
+                jobs[f"{tier}: {name}"] = partial(first_token, model, prompt, method, ReadOnlyStore(store))
         for label, times in interleaved(jobs, model.device, repeats).items():
             tier, _, name = label.rpartition(": ")
             about: dict[str, Any] = {"mode": "block", "setting": {"tier": tier}} if tier else {"mode": "full"}
             about |= {"select": "query_guided", "ratio": ratio} if "recomputed" in name else {}
             ends = {end: 1e3 * getattr(times, end) for end in ("p5", "p95")}
-            spent = {"ms": 1e3 * times.p50, **ends, "runs": repeats}
+            columns = {"ms": 1e3 * times.p50, **ends, "runs": repeats}
             named = {"workload": str(len(prompt)), "candidate": f"{name}, from {tier}" if tier else name}
-            rows.append({**named, **about, **spent, "bytes": float(_bytes(loaded, prompt) if tier else 0)})
+            rows.append({**named, **about, **columns, "bytes": float(_bytes(loaded, prompt) if tier else 0)})
     return rows
-
-
-@torch.no_grad()
-def _asked(model: Any, prompt: Prompt, method: Method, store: Store) -> int:
-    return first_token(model, prompt, method, ReadOnlyStore(store))
 
 
 def _bytes(loaded: Loaded, prompt: Prompt) -> int:

@@ -1,12 +1,12 @@
-"""Times to the first token of simulated requests, from times that were measured on a GPU and ship with the package.
+"""Model times to the first token of simulated requests, fitted to shipped GPU measurements.
 
     model = fitted()
     model.prefix(cached=…, missing=…, question=50)
 
-A pass takes `start` and a time for every row (its products with the weights) and for every pair of a row and a key it
-sees (attention). The three numbers are fitted to the committed reports `question`, `recompute` and `prefill` of
-`workbench bench`: one engine, an NVIDIA H200, the shape of Llama-3.1-8B. So baselines are given our engine's times.
-KV that is found is taken to lie on the GPU; loading it from elsewhere is not in these times.
+A pass takes `start`, plus a time per computed token (its products with the weights) and per pair of a token and a key
+it attends to. The three numbers are fitted to the committed reports `question`, `recompute` and `prefill` of `workbench
+bench`: one engine, an NVIDIA H200, the shape of Llama-3.1-8B. Baselines therefore get our engine's times. Cached KV is
+assumed to be on the GPU; loading it from elsewhere is not in these times.
 """
 
 import json
@@ -30,18 +30,18 @@ MODES = ("full", "block")
 def computed(
     shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION, ratio: float = 0.15
 ) -> Records:
-    """Compute the cost of full, block and recompute for any shape of a model, with `cost.first_token`.
+    """Compute the cost of full, block and recompute for any model shape, with `cost.first_token`.
 
-    Records {length, way, flops, linear, attention, bytes, kv_loaded, convention}. The share that is recomputed is
-    spread evenly and its choice left out. `convention` counts FLOPs as the paper does: 2 · parameters · rows.
+    Records {length, way, flops, linear, attention, bytes, kv_loaded, convention}. Recomputed tokens are spread evenly
+    and their selection is left out. `convention` counts FLOPs as the paper does: 2 · parameters · rows.
     """
     records = []
     for length in lengths:
         context = max(0, length - question)
         spread = np.unique(np.linspace(0, max(0, context - 1), round(ratio * context)).astype(int))
-        asked = np.arange(context, length)
-        recompute = np.concatenate((spread[spread < context], asked))
-        for name, rows in (("full", np.arange(length)), ("block", asked), ("recompute", recompute)):
+        question_rows = np.arange(context, length)
+        recompute = np.concatenate((spread[spread < context], question_rows))
+        for name, rows in (("full", np.arange(length)), ("block", question_rows), ("recompute", recompute)):
             costs = cost.first_token(shape, rows, length, itemsize)
             record = {field: getattr(costs, field) for field in ("flops", "linear", "attention", "bytes", "kv_loaded")}
             convention = cost.convention(shape.convention, len(rows))
@@ -58,7 +58,7 @@ def published() -> Records:
     ]
 
 
-OURS = {  # report → candidate without a choice of rows; the first one measured
+OURS = {  # report → candidates without selection; the first one that was measured counts
     "question": ("ours",),
     "recompute": ("ours, random rows, no choice", "ours, in place", "ours"),
     "prefill": ("ours, dense",),
@@ -68,7 +68,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Timed:
-    """A measured pass: rows that were computed, pairs of a row and a key it sees, milliseconds."""
+    """A measured pass: computed tokens, pairs of a token and a key it attends to, milliseconds."""
 
     work: str
     rows: float
@@ -78,7 +78,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class TtftModel:
-    """Milliseconds of a pass: `start` + `row` a row + `pair` a pair. `points` is what it was fitted to."""
+    """Milliseconds of a pass: `start` + `row` per token + `pair` per pair. `points` are the fitted measurements."""
 
     start: float
     row: float
@@ -92,9 +92,9 @@ class TtftModel:
         return np.where(rows > 0, self.start + self.row * rows + self.pair * pairs, 0.0)
 
     def prefix(self, cached: ArrayLike, missing: ArrayLike, question: int) -> Floats:
-        """Return the times behind a prefix cache, in milliseconds.
+        """Return the times with a prefix cache, in milliseconds.
 
-        The `missing` tokens and the question are computed in one pass behind the `cached` ones.
+        The `missing` tokens and the question are computed in one pass after the `cached` ones.
         """
         cached, rows = np.asarray(cached, float), np.asarray(missing, float) + question
         return self.passed(rows, rows * cached + rows**2 / 2)
@@ -102,28 +102,27 @@ class TtftModel:
     def blocks(self, cached: ArrayLike, missing: ArrayLike, question: int, ratio: float, block: int) -> Floats:
         """Return the times of block reuse, in milliseconds.
 
-        Missing blocks of `block` tokens are encoded, each by itself, in a pass of their own; then the question is
-        computed, with `ratio` of the other tokens. Choosing these costs one more pass of the question, which is
-        charged.
+        Missing blocks of `block` tokens are encoded independently in one separate pass; then the question is computed,
+        with `ratio` of the other tokens. Their selection costs one more pass of the question.
         """
         missing = np.asarray(missing, float)
         context = np.asarray(cached, float) + missing
-        asked = question * context + question**2 / 2
+        pairs = question * context + question**2 / 2
         recomputed = ratio * context
-        choice = self.passed(question, asked) if ratio else 0.0
-        last = self.passed(question + recomputed, asked + recomputed * context / 2)
+        choice = self.passed(question, pairs) if ratio else 0.0
+        last = self.passed(question + recomputed, pairs + recomputed * context / 2)
         return self.passed(missing, missing * block / 2) + choice + last
 
     @property
     def worst(self) -> float:
-        """Largest relative difference between a measured time and its fit."""
+        """Largest relative difference between a measured time and the fit."""
         return max((abs(float(self.passed(p.rows, p.pairs)) / p.ms - 1) for p in self.points), default=0.0)
 
 
 def fitted(timed: pd.DataFrame | None = None) -> TtftModel:
-    """Fit the three numbers, none below 0, to the relative differences from the measured times.
+    """Fit the three non-negative numbers to the measured times, by relative differences.
 
-    `timed`: timings of `workbench bench`; None: those that ship. Raises BadInput for fewer than three times.
+    `timed`: timings of `workbench bench`; None: the shipped ones. Raises BadInput for fewer than three times.
     """
     found = expanded(read().timings("bench") if timed is None else timed, "report")
     of = {name: found[found.report == name] for name in OURS}
@@ -132,8 +131,8 @@ def fitted(timed: pd.DataFrame | None = None) -> TtftModel:
         named = ", ".join(name for name, rows in of.items() if len(rows)) or "no reports"
         raise BadInput(f"{len(points)} times in {named}: three numbers need at least 3")
     rows = np.array([[1.0, point.rows, point.pairs] for point in points])
-    solved, _ = nnls(rows / np.array([[point.ms] for point in points]), np.ones(len(points)))
-    start, row, pair = (float(number) for number in solved)
+    solution, _ = nnls(rows / np.array([[point.ms] for point in points]), np.ones(len(points)))
+    start, row, pair = (float(number) for number in solution)
     return TtftModel(start, row, pair, str(found.device.iloc[0]), tuple(points))
 
 

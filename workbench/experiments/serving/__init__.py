@@ -1,1 +1,1 @@
-"""Served and replayed sessions, measured."""
+"""Measurements of served and replayed sessions."""

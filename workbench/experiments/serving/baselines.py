@@ -1,4 +1,4 @@
-"""The same questions without reuse of blocks: full prefill, prefix caching, and the same of reordered passages."""
+"""Serving baselines without block reuse: full prefill, prefix caching, and prefix caching with reordered passages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ def measure_baselines(
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> list[Served]:
-    """Serve all prompts once under every baseline of these names: a `Served` each.
+    """Serve all prompts once under each of the named baselines, and return a `Served` for each.
 
-    Each begins with nothing cached, and gives every request a contiguous KV; `options` are `rate`, `batch`, `loaders`,
-    `max_new_tokens` and `seed` of `measure`. Passages are reordered behind the first `system` blocks.
+    Each starts with nothing cached and gives each request a contiguous KV. `options` are `rate`, `batch`, `loaders`,
+    `max_new_tokens` and `seed` of `measure`. Passages are reordered after the first `system` blocks.
 
     Raises BadInput, before any work, for a value that is not allowed.
     """
@@ -37,19 +37,19 @@ def measure_baselines(
     for number, name in enumerate(names):
         if progress is not None:
             progress(number, len(names))
-        asked = reordered(prompts, system) if name == "reordered" else prompts
+        ordered = reordered(prompts, system) if name == "reordered" else prompts
         engine = ContiguousEngine if name == "full" else PrefixEngine
-        (run,) = measure(loaded, asked, ["request"], Full(), contiguous=engine, **fixed, **options)
+        (run,) = measure(loaded, ordered, ["request"], Full(), contiguous=engine, **fixed, **options)
         served.append(replace(run, method=BASELINES[name]))
     return served
 
 
 def reordered(prompts: Sequence[Prompt], system: int = 0) -> list[Prompt]:
-    """Return prompts with their passages in the order that a reordering prefix cache gives them, one by one."""
+    """Return prompts with their passages in the order that a reordering prefix cache gives them, request by request."""
     numbers: dict[Block, int] = {}
-    cache, made = ReorderedPrefixCache(), list[Prompt]()
+    cache, result = ReorderedPrefixCache(), list[Prompt]()
     for prompt in prompts:
         found = cache.serve([numbers.setdefault(block, len(numbers)) for block in prompt.context[system:]])
         known = list(numbers)
-        made.append(Prompt((*prompt.blocks[:system], *(known[number] for number, _ in found), prompt.blocks[-1])))
-    return made
+        result.append(Prompt((*prompt.blocks[:system], *(known[number] for number, _ in found), prompt.blocks[-1])))
+    return result

@@ -1,13 +1,12 @@
-"""Serve questions through the scheduler and measure, mode by mode: time to first token, throughput, idle engine.
+"""Serve questions through the scheduler and measure each mode: time to first token, throughput, idle engine time.
 
     loaded = models.load("lab-full")
     prompts = loaded.layout.prompts(data.load("lab", samples=24), loaded.tokenizer)
     for run in measure(loaded, prompts):
         print(run.mode, run.ttft.p50, run.per_second, run.idle)
 
-On a GPU requests share the pages of a pool and read cached blocks in place; on a CPU each has a contiguous KV.
-
-Baselines are in `baselines`, rows of results in `served`.
+On a GPU, requests share the pages of a pool and read cached blocks in place; on a CPU, each has a contiguous KV.
+Baselines are in `baselines`, result rows in `served`.
 """
 
 import os
@@ -44,7 +43,7 @@ from workbench.store import UNLIMITED, FolderStore, HostTier, StoreTier, TieredS
 from workbench.store.events import Events, idle_share
 from workbench.store.tiering.pages import PageTier
 
-WARM_UP = 2  # questions that a CPU answers before anything is timed
+WARM_UP = 2  # questions answered before timing on a CPU
 
 
 def measure(
@@ -63,18 +62,18 @@ def measure(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Served]:
-    """Serve all prompts once in every mode of the scheduler, and return one `Served` a mode.
+    """Serve all prompts once in each mode of the scheduler, and return one `Served` per mode.
 
     method      a `Reuse`, with or without recomputation; None: `Reuse()`. Other methods must start "empty"
-    contiguous  class of the engine with one contiguous KV a request
-    start       where blocks are at first: "cold" on disk, "warm" in memory, "hot" in the pages of a pool ("warm" if
+    contiguous  class of the engine with one contiguous KV per request
+    start       initial location of blocks: "cold" on disk, "warm" in memory, "hot" in the pages of a pool ("warm" if
                 there is none), "empty" nowhere: they are encoded when missed
     engine      "paged", "contiguous" or "auto", as in `generate`
-    rate        prompts a second, at Poisson times drawn by `seed`; None: all arrive at once
-    batch       most prompts computed together
-    progress    called before each mode as progress(modes that have ended, number of modes)
+    rate        prompts per second, with Poisson arrivals drawn by `seed`; None: all arrive at once
+    batch       maximum number of prompts computed together
+    progress    called before each mode as progress(finished modes, number of modes)
 
-    Every mode begins with the same blocks in the same tiers; on Linux their files are not in the system's cache.
+    Each mode starts with the same blocks in the same tiers. On Linux, their files are evicted from the page cache.
 
     Raises BadInput, before any work, for a value that is not allowed.
     """
@@ -104,7 +103,7 @@ def measure(
 
 @dataclass
 class _Bench:
-    """A model, its prompts and its engine; the pool is shared by all modes."""
+    """A model, its prompts and its engine; all modes share the pool."""
 
     loaded: Loaded
     prompts: Sequence[Prompt]
@@ -128,7 +127,7 @@ class _Bench:
             engine.check(Ticket(f"{number}", prompt, self.max_new_tokens))
 
     def warm_up(self, store: TieredStore) -> None:
-        """Start threads; over pages, capture steps for every number of requests, as a server does at start."""
+        """Start threads and, with pages, capture steps for each number of requests, as a server does at start."""
         few = self.prompts if self.pool is not None else self.prompts[:WARM_UP]
         self.serve("request", store, few, [0.0] * len(few))
         count = 1
@@ -137,9 +136,9 @@ class _Bench:
             count *= 2
 
     def serve(self, mode: str, store: TieredStore, prompts: Sequence[Prompt], arrivals: Sequence[float]) -> Served:
-        """Serve prompts that arrive at these seconds. Raises the error of a failed request."""
+        """Serve prompts that arrive at the given seconds. Raises the error of a failed request."""
         engine = self._engine(store)
-        if self.start == "hot":  # as left in the pages by an earlier run of the same questions
+        if self.start == "hot":  # fill the pages by serving the same questions
             self._run(engine, mode, prompts, [0.0] * len(prompts), Events())
         events, begin = Events(), perf_counter()
         tickets = self._run(engine, mode, prompts, arrivals, events)
@@ -165,7 +164,7 @@ class _Bench:
     ) -> list[Ticket]:
         scheduler = Scheduler(engine, cast(Mode, mode), self.loaders, self.batch, self.batch, events)
         with closing(scheduler):
-            return _asked(scheduler, prompts, arrivals, self.max_new_tokens)
+            return _served(scheduler, prompts, arrivals, self.max_new_tokens)
 
     def _engine(self, store: TieredStore) -> Engine:
         model, tokenizer, layout = self.loaded
@@ -174,34 +173,34 @@ class _Bench:
         return PagedEngine(self.runner, PageTier(self.runner.pool, store), tokenizer, self.method, stop=layout.stop)
 
     def _pages(self) -> int:
-        """Return pages for the blocks, and for the computed tokens of concurrent requests."""
-        most = max(sum(-(-len(block) // PAGE) for block in set(prompt.context)) for prompt in self.prompts)
+        """Return the number of pages for the blocks, and for the computed tokens of concurrent requests."""
+        largest = max(sum(-(-len(block) // PAGE) for block in set(prompt.context)) for prompt in self.prompts)
         blocks = sum(-(-len(block) // PAGE) for block in {b for prompt in self.prompts for b in prompt.context})
         together = 2 * self.batch
         computed = [len(p) if getattr(self.method, "select", None) else len(p.question) for p in self.prompts]
-        held = blocks if self.start == "hot" else min(blocks, together * most)
-        return 1 + held + together * -(-(max(computed) + self.max_new_tokens) // PAGE)
+        cached = blocks if self.start == "hot" else min(blocks, together * largest)
+        return 1 + cached + together * -(-(max(computed) + self.max_new_tokens) // PAGE)
 
 
-def _choice(loaded: Loaded, method: Method, prompts: Sequence[Prompt], count: int, asked: str) -> EngineChoice:
-    choice = choose_engine(loaded.model, method, prompts, count, asked)
-    if asked == "auto" and not getattr(method, "plain", True):
-        return EngineChoice("contiguous", "the method writes to cached rows, or changes what rows attend to")
+def _choice(loaded: Loaded, method: Method, prompts: Sequence[Prompt], count: int, engine: str) -> EngineChoice:
+    choice = choose_engine(loaded.model, method, prompts, count, engine)
+    if engine == "auto" and not getattr(method, "plain", True):
+        return EngineChoice("contiguous", "the method writes to cached tokens, or changes what tokens attend to")
     return choice
 
 
 def _stores(bench: _Bench, folder: Path) -> Iterator[TieredStore]:
-    """Yield the tiers for each run, with every block of the prompts in its starting tier."""
+    """Yield the tiers for each run, with each block of the prompts in its initial tier."""
     pinned = bench.pool is not None and bench.pool.device.type == "cuda"
     host = partial(HostTier, UNLIMITED, pinned=pinned)
     while bench.start == "empty" or not isinstance(bench.method, Reuse):
         yield TieredStore([host()])
     cold = bench.start == "cold"
-    held = FolderStore(folder, new=True, durable=False) if cold else TieredStore([host()])
+    store = FolderStore(folder, new=True, durable=False) if cold else TieredStore([host()])
     for prompt in bench.prompts:
-        bench.method.prepare(bench.loaded.model, [prompt], held)
-    while isinstance(held, TieredStore):
-        yield held
+        bench.method.prepare(bench.loaded.model, [prompt], store)
+    while isinstance(store, TieredStore):
+        yield store
     while True:
         disk = FolderStore(folder, durable=False, pinned=pinned)
         forget(folder)
@@ -209,7 +208,7 @@ def _stores(bench: _Bench, folder: Path) -> Iterator[TieredStore]:
 
 
 def forget(folder: Path) -> None:
-    """Ask the system to drop files of blocks from its cache, so that they are read from disk."""
+    """Evict block files from the system's page cache, so that they are read from disk."""
     for path in folder.glob("*.safetensors") if hasattr(os, "posix_fadvise") else ():
         with path.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -217,22 +216,22 @@ def forget(folder: Path) -> None:
 
 
 def _arrivals(count: int, rate: float | None, seed: int) -> list[float]:
-    """Return the seconds at which prompts arrive, the first at 0."""
+    """Return the arrival times of prompts in seconds, the first at 0."""
     if rate is None:
         return [0.0] * count
     gaps = np.random.default_rng(seed).exponential(1 / rate, count - 1)
     return [0.0, *np.cumsum(gaps).tolist()]
 
 
-def _asked(
+def _served(
     scheduler: Scheduler, prompts: Sequence[Prompt], arrivals: Sequence[float], max_new_tokens: int
 ) -> list[Ticket]:
-    """Run the scheduler in this thread for requests from a different one; return their tickets when all have ended."""
+    """Run the scheduler in this thread for requests from another thread; return their tickets when all have ended."""
     if not any(arrivals):
         return scheduler.run(prompts, max_new_tokens)
     tickets: list[Ticket] = []
 
-    def ask() -> None:
+    def submit() -> None:
         begin = perf_counter()
         try:
             for prompt, at in zip(prompts, arrivals, strict=True):
@@ -241,8 +240,8 @@ def _asked(
         finally:
             scheduler.close()
 
-    asking = Thread(target=ask, daemon=True)
-    asking.start()
+    submitter = Thread(target=submit, daemon=True)
+    submitter.start()
     scheduler.serve()
-    asking.join()
+    submitter.join()
     return tickets

@@ -1,4 +1,4 @@
-"""What `workbench serve-bench` is asked for; nothing heavy is imported, so that its `--help` is there at once."""
+"""Options of `workbench serve-bench`. Has no slow imports, so that `--help` is fast."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,27 +57,27 @@ class ServeFields:
 
     @property
     def modes(self) -> list[str]:
-        """The scheduler modes by name, each once."""
+        """Scheduler modes by name, without duplicates."""
         return list(dict.fromkeys(name.strip() for name in self.mode.split(",")))
 
     @property
     def without_reuse(self) -> list[str]:
-        """The baselines by name, each once."""
+        """Baselines by name, without duplicates."""
         return [] if self.baselines == "none" else list(dict.fromkeys(map(str.strip, self.baselines.split(","))))
 
 
 def check_baselines(names: Sequence[str]) -> None:
-    """Raise BadInput for a name that is no baseline's."""
+    """Raise BadInput for an unknown baseline."""
     if odd := [name for name in names if name not in BASELINES]:
         raise not_allowed("baseline", odd[0], [*BASELINES])
 
 
 def check_load(batch: int, loaders: int, max_new_tokens: int, start: str, rate: float | None) -> None:
-    """Raise BadInput for the first of these that cannot be served."""
+    """Raise BadInput for the first of these values that is not allowed."""
     for name, value in (("batch", batch), ("loaders", loaders), ("max_new_tokens", max_new_tokens)):
         if value < 1:
             raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
     if start not in STARTS:
         raise not_allowed("start", start, STARTS)
     if rate is not None and not (isfinite(rate) and rate > 0):
-        raise BadInput(f"rate is {rate!r}: a positive number of questions a second is needed")
+        raise BadInput(f"rate is {rate!r}: a positive number of questions per second is needed")

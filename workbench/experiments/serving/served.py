@@ -1,4 +1,4 @@
-"""Measurements of served questions, and their rows of results."""
+"""Measurements of served questions, and their result rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,20 +9,20 @@ import numpy as np
 from workbench.experiments.serving.serve_fields import ServeFields
 from workbench.metrics.latency import Quantiles, quantiles
 
-REUSE = "reuse"  # the method of all rows except baselines
+REUSE = "reuse"  # method of all rows except baselines
 NAMES = {"sync": "sync", "request": "async by request", "layer": "async by layer"}
 
 
 @dataclass(frozen=True)
 class Served:
-    """Result of serving questions in one mode of the scheduler, or by a baseline.
+    """Result of serving questions in one mode of the scheduler, or with a baseline.
 
     method          "reuse", or the baseline
     seconds         time from the first arrival to the last answer
     ttfts           seconds from arrival to first token of each question
     idle            share of `seconds` in which the engine computed nothing
     hit_rate        share of the context blocks that were found in pages, memory or on disk
-    rows_computed   mean number of tokens computed for a question, without blocks that are encoded for the cache
+    rows_computed   mean number of computed tokens per question, without blocks that are encoded for the cache
     """
 
     mode: str
@@ -37,7 +37,7 @@ class Served:
 
     @property
     def name(self) -> str:
-        """Its mode, or the name of the baseline."""
+        """The mode, or the name of the baseline."""
         return self.mode if self.method == REUSE else self.method
 
     @property
@@ -52,7 +52,7 @@ class Served:
 
     @property
     def per_second(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return self.questions / self.seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -61,21 +61,21 @@ class Served:
         return {name: value for name, value in values.items() if name != "ttfts"}
 
 
-def origin(asked: ServeFields) -> dict[str, Any]:
+def origin(fields: ServeFields) -> dict[str, Any]:
     """Return the columns that all rows share."""
     names = ("model", "data", "passages", "select", "seed", "dtype")
-    shared = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    ratio = 0.0 if asked.select == "none" else asked.ratio  # share of recomputed tokens
+    shared = {name: value for name in names if (value := getattr(fields, name)) is not None}
+    ratio = 0.0 if fields.select == "none" else fields.ratio  # share of recomputed tokens
     return {**shared, "method": REUSE, "mode": "block", "positions": "re-encoded", "ratio": ratio}
 
 
-def setting(asked: ServeFields) -> dict[str, Any]:
-    """Return what was asked for that no column holds; {scheduler} is added a row."""
-    return {name: getattr(asked, name) for name in ("rate", "engine", "batch", "loaders", "max_new_tokens")}
+def setting(fields: ServeFields) -> dict[str, Any]:
+    """Return the options that have no column; {scheduler} is added to each row."""
+    return {name: getattr(fields, name) for name in ("rate", "engine", "batch", "loaders", "max_new_tokens")}
 
 
 def timings(runs: Sequence[Served], setting: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of `results.Timing` a mode: milliseconds to the first token."""
+    """Return one row of `results.Timing` per mode: milliseconds to the first token."""
     return [
         {"workload": "first token", "candidate": run.name, **_method(run), "runs": run.questions}
         | {"setting": {**setting, "scheduler": run.mode}}
@@ -86,7 +86,7 @@ def timings(runs: Sequence[Served], setting: Mapping[str, Any]) -> list[dict[str
 
 
 def counts(runs: Sequence[Served], start: str, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of `results.Count` a mode and number, under the names of the page on serving."""
+    """Return one row of `results.Count` per mode and measure, under the names of the documentation page on serving."""
     rows = []
     for run in runs:
         about = _method(run) | {"kind": start if run.method == REUSE else "", "n": run.questions}
@@ -99,5 +99,5 @@ def counts(runs: Sequence[Served], start: str, setting: Mapping[str, Any]) -> li
 
 
 def _method(run: Served) -> dict[str, Any]:
-    """Return the columns of a baseline's method, which precede the common ones."""
+    """Return the columns of a baseline's method, which override the shared ones."""
     return {} if run.method == REUSE else {"method": run.method, "mode": "full", "select": "none", "ratio": 0.0}

@@ -1,6 +1,6 @@
-"""Prompts that follow one another and share most of their blocks; what each costs, and how well it is answered.
+"""Sessions of consecutive prompts that share most of their blocks: the cost of each prompt, and its answer quality.
 
-Each of these becomes a block (Block-Attention, sections 2.2 and 3.1 and appendix A).
+Sessions are those of Block-Attention, sections 2.2 and 3.1 and appendix A; their pieces become blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,9 +45,9 @@ class SessionPrompt:
 
 
 def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
-    """Make prompts of the rules, one block a leaf group of the state, and the question.
+    """Return prompts of the rules, one block per leaf group of the state, and the question.
 
-    In a chat the rules stand behind the system prompt, inside the user's turn.
+    In a chat layout, the rules follow the system prompt, inside the user's turn.
     """
     rules = (layout.system if layout.turn else "") + RULES
     pieces = [(rules, *frame.pieces(), layout.question.format(question=frame.question)) for frame in frames]
@@ -55,44 +55,43 @@ def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
 
 
 def of_frames(states: Sequence[Sample], layout: Layout) -> list[SessionPrompt]:
-    """Make prompts of the system block, one block a passage of the state, and the question."""
+    """Return prompts of the system block, one block per passage of the state, and the question."""
     return [SessionPrompt(tuple(layout.pieces(state)), state.answers, state.kind, state.id) for state in states]
 
 
 def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[SessionPrompt]:
-    """Make prompts of the system block, the last turns and the question.
+    """Return prompts of the system block, the last turns and the question.
 
-    The last `memory` turns stand there with their (right) replies, one block each.
-
-    A turn's block ends with the text that opens the user's next turn, so it is the same wherever it stands.
+    The last `memory` turns are included with their (correct) replies, one block each. A turn's block ends with the text
+    that opens the user's next turn, so that it is the same at any position.
     """
     if memory < 1:
-        raise BadInput(f"memory is {memory}; at least 1 turn is remembered")
+        raise BadInput(f"memory is {memory}: at least 1 turn is needed")
     system = {"role": "system", "content": layout.system or "\n"}
-    asked = [{"role": "user", "content": _asked(turn, layout)} for turn in turns]
+    questions = [{"role": "user", "content": _user_text(turn, layout)} for turn in turns]
     replies = [{"role": "assistant", "content": _reply(turn, layout)} for turn in turns]
     steps = []
     for at, turn in enumerate(turns):
         past = slice(max(0, at - memory), at)
-        remembered = chain.from_iterable(zip(asked[past], replies[past], strict=True))
-        pieces = segment.turns([system, *remembered, asked[at]], template="{content}")
+        remembered = chain.from_iterable(zip(questions[past], replies[past], strict=True))
+        pieces = segment.turns([system, *remembered, questions[at]], template="{content}")
         steps.append(SessionPrompt(tuple(pieces), turn.answers, turn.kind, turn.question))
     return steps
 
 
 def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[SessionPrompt]:
-    """Make prompts of the system block, one block a demonstration, and the question with its passage."""
+    """Return prompts of the system block, one block per demonstration, and the question with its passage."""
     steps = []
     for request in requests:
         shots, asked = request.demonstrations, request.asked
-        shown = [{"asked": _asked(s, layout), "answer": _reply(s, layout)} for s in shots]
-        pieces = [layout.system or "\n", *segment.examples(shown, "{asked}{answer}"), _asked(asked, layout)]
+        shown = [{"asked": _user_text(s, layout), "answer": _reply(s, layout)} for s in shots]
+        pieces = [layout.system or "\n", *segment.examples(shown, "{asked}{answer}"), _user_text(asked, layout)]
         steps.append(SessionPrompt(tuple(pieces), asked.answers, asked.kind, asked.question))
     return steps
 
 
 def prompts(steps: Sequence[SessionPrompt], loaded: Loaded, max_new_tokens: int = 0) -> list[Prompt]:
-    """Tokenize the prompts of all steps; BadInput where one leaves no room for its answer in the model's context."""
+    """Tokenize the prompts of all steps. Raises BadInput if one leaves no room for its answer in the context."""
     loaded = Loaded(*loaded)
     tokenized = layouts.prompts([step.pieces for step in steps], loaded.tokenizer, bos=loaded.layout.bos)
     context = loaded.spec.context
@@ -106,12 +105,12 @@ def prompts(steps: Sequence[SessionPrompt], loaded: Loaded, max_new_tokens: int 
 
 
 def _reply(sample: Sample, layout: Layout) -> str:
-    """Format the answer, and the opening of the user's next turn."""
+    """Return the answer, followed by the opening of the user's next turn."""
     return layout.answer.format(answer=sample.answers[0]) + layout.turn
 
 
-def _asked(sample: Sample, layout: Layout) -> str:
-    """Join passages and the question to one text."""
+def _user_text(sample: Sample, layout: Layout) -> str:
+    """Return passages and the question as one text."""
     return "".join(segment.passages(sample.ctxs, layout.passage)) + layout.question.format(question=sample.question)
 
 
@@ -127,9 +126,9 @@ def follow(
     """Send the prompts of a session through one store, in order, and return a flat record for each.
 
     step, kind, label           of the prompt
-    tokens, question, computed  tokens of the prompt, of its question, and tokens that went through the model
-    after_prefix                tokens that a prefix cache of the prompt before would have computed
-    fates, moves, sizes, labels one entry a context block: reuse status, shift (`Revision`), tokens, label; `blocks_*`
+    tokens, question, computed  tokens of the prompt, of its question, and computed tokens
+    after_prefix                tokens that a prefix cache of the preceding prompt would have computed
+    fates, moves, sizes, labels one entry per context block: reuse status, shift (`Revision`), tokens, label; `blocks_*`
                                 and `tokens_*` are sums by reuse status
     answer, right               with the store
     ttft                        seconds to the first token, encoding included: median of `repeats` (one for the first)
@@ -165,7 +164,7 @@ def answered(
     batch: int = 16,
     progress: Progress | None = None,
 ) -> Records:
-    """Answer all steps in every mode, blocks kept from prompt to prompt; a row of `results.Answer` a step and mode.
+    """Answer all steps in each mode, keeping blocks between prompts; one row of `results.Answer` per step and mode.
 
     `agree`: whether the answer has the same tokens as that of the first mode.
     """
@@ -173,13 +172,13 @@ def answered(
     rows: Records = []
     first: list[Generation] = []
     for mode in modes:
-        store, said = MemoryStore(UNLIMITED), list[Generation]()
+        store, generated = MemoryStore(UNLIMITED), list[Generation]()
         for group in batches([len(prompt) for prompt in tokenized], batch):
-            said += _generated(loaded, [tokenized[i] for i in group], mode, store, max_new_tokens)
+            generated += _generated(loaded, [tokenized[i] for i in group], mode, store, max_new_tokens)
             if progress:
-                progress(len(rows) + len(said), len(tokenized) * len(modes))
-        first = first or said
-        for number, (step, prompt, one, same) in enumerate(zip(steps, tokenized, said, first, strict=True)):
+                progress(len(rows) + len(generated), len(tokenized) * len(modes))
+        first = first or generated
+        for number, (step, prompt, one, same) in enumerate(zip(steps, tokenized, generated, first, strict=True)):
             about = {"method": mode, "mode": mode, "question": str(number), "kind": step.kind, "tokens": len(prompt)}
             rows.append(about | scores(one.text.strip(), step.answers) | {"agree": float(one.tokens == same.tokens)})
     return rows
@@ -206,7 +205,7 @@ def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: St
     """Answer with the store and with every block encoded within the request, and compare the two."""
     model, prompt = loaded.model, revision.prompt
     empty = MemoryStore(UNLIMITED)
-    seconds = _ttft(model, prompt, 1, empty)  # `empty` has all blocks from now on
+    seconds = _ttft(model, prompt, 1, empty)  # fills `empty` with all blocks
     requests = [revision.request, revise(model, prompt, empty).request]
     cached, fresh = (output.logits for request in requests for output in prefill_many(model, [request]))
     assert cached is not None and fresh is not None
@@ -235,12 +234,12 @@ def _generated(
 
 
 def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarise a session whose prompts have the same blocks, after the first of them.
+    """Summarise a session whose prompts have the same blocks, from the second prompt on.
 
-    blocks                      of a prompt
+    blocks                      number of blocks in a prompt
     repeated                    share of them that is not encoded again
-    computed, tokens, after_prefix      of `follow`, mean of a prompt
-    ttft_ms, ttft_full_ms       median milliseconds to the first token; those of full attention count the first prompt
+    computed, tokens, after_prefix      of `follow`, mean per prompt
+    ttft_ms, ttft_full_ms       median milliseconds to the first token; full attention's includes the first prompt
     """
     later, blocks = records[1:], len(records[0]["fates"])
     full = [record["ttft_full"] for record in records if record["ttft_full"] is not None]

@@ -1,4 +1,4 @@
-"""Three rounds of the same questions: with empty tiers, with filled ones, and with memory empty but the folder full."""
+"""Serve the same questions in three rounds: with empty tiers, with filled tiers, and with only the folder filled."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -20,31 +20,31 @@ ROUNDS = ("empty tiers", "again", "memory empty, folder full")
 
 
 def answered(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 8) -> Records:
-    """Return a row a round and question: {round, question, answer, equal, ttft_ms, seconds by stage, receipt}.
+    """Return one row per round and question: {round, question, answer, equal, ttft_ms, seconds by stage, receipt}.
 
     `equal`: the answer has the tokens of `generate`, one question at a time, without scheduler and tiers.
     """
     loaded = Loaded(*loaded)
     model, tokenizer, layout = loaded
     prompts, method = layout.prompts(samples, tokenizer), Reuse(prepare=AfterSystem())
-    alone: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": layout.stop}
-    expected = [generate(model, tokenizer, [prompt], method, MemoryStore(), **alone)[0] for prompt in prompts]
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": layout.stop}
+    expected = [generate(model, tokenizer, [prompt], method, MemoryStore(), **options)[0] for prompt in prompts]
     rows: Records = []
     with TemporaryDirectory() as place:
-        for name, store in zip(ROUNDS, _tiers_here(Path(place)), strict=True):
+        for name, store in zip(ROUNDS, _tiers(Path(place)), strict=True):
             engine = ContiguousEngine(model, tokenizer, store, method, stop=layout.stop)
             with closing(Scheduler(engine, "request", batch=len(prompts))) as scheduler:
                 tickets = scheduler.run(prompts, max_new_tokens)
             for sample, ticket, other in zip(samples, tickets, expected, strict=True):
-                got = ticket.result(0)
-                row: dict[str, Any] = {"round": name, "question": sample.question, "answer": got.text.strip()}
-                row |= {"equal": got.tokens == other.tokens, "ttft_ms": 1e3 * got.ttft, "receipt": got.receipt}
+                result = ticket.result(0)
+                row: dict[str, Any] = {"round": name, "question": sample.question, "answer": result.text.strip()}
+                row |= {"equal": result.tokens == other.tokens, "ttft_ms": 1e3 * result.ttft, "receipt": result.receipt}
                 rows.append(row)
     return rows
 
 
-def _tiers_here(place: Path) -> Iterator[TieredStore]:
-    """Yield the tiers of every round."""
+def _tiers(place: Path) -> Iterator[TieredStore]:
+    """Yield the tiers of each round."""
     first = TieredStore([HostTier(), StoreTier(FolderStore(place / "blocks", new=True))], write="through")
     yield first
     yield first
@@ -52,7 +52,7 @@ def _tiers_here(place: Path) -> Iterator[TieredStore]:
 
 
 def flat(rows: Sequence[dict[str, Any]]) -> Records:
-    """Return the rows with counts in the place of receipts, for a table."""
+    """Return the rows with counts in place of receipts, for a table."""
     return [
         {name: value for name, value in row.items() if name != "receipt"}
         | {

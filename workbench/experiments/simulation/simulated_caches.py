@@ -1,9 +1,9 @@
-"""What caches of prefixes and of blocks find of simulated requests; nothing is computed.
+"""Simulate hits of prefix caches and block caches over simulated requests; nothing is computed.
 
     served = replay(PrefixCache(), requests)
     counted(served, kept=len(cache))
 
-A cache is asked request by request. Its budget is a number of passages, the least recently used of which go first.
+A cache serves one request after another. Its budget is a number of passages; the least recently used are evicted first.
 """
 
 from collections import Counter, OrderedDict
@@ -18,19 +18,19 @@ Found = list[tuple[int, bool]]  # passages in prompt order, and whether each was
 
 
 class Cache(Protocol):
-    """Finds passages of a request, and keeps what it did not find."""
+    """Looks up the passages of a request, and stores those that it misses."""
 
     def serve(self, passages: Sequence[int]) -> Found:
-        """Return the passages in the order in which they stand in the prompt, and whether each was found."""
+        """Return the passages in the order of the prompt, and whether each was found."""
 
     def __len__(self) -> int:
-        """Return the number of kept passages, copies included."""
+        """Return the number of stored passages, copies included."""
 
 
 class PrefixCache:
     """Finds a passage behind exactly those that it was computed behind, as vLLM's automatic prefix caching does.
 
-    `budget` None: nothing is ever dropped.
+    `budget` None: nothing is evicted.
     """
 
     def __init__(self, budget: int | None = None):
@@ -44,31 +44,30 @@ class PrefixCache:
             if step not in self._kept:
                 self._kept[step] = self._next
                 self._next += 1
-                self._grown(step)
+                self._on_insert(step)
             path.append(step)
             node = self._kept[step]
-        for step in reversed(path):  # so later steps of a path count as older, and are evicted first
+        for step in reversed(path):  # makes later steps of a path older, so that they are evicted first
             self._kept.move_to_end(step)
         while self.budget is not None and len(self._kept) > self.budget:
-            self._dropped(self._kept.popitem(last=False)[0])
+            self._on_evict(self._kept.popitem(last=False)[0])
         return found
 
-    def _grown(self, step: tuple[int, int]) -> None:
-        """Note a new step (node, passage) of the tree."""
+    def _on_insert(self, step: tuple[int, int]) -> None:
+        """Hook for a new step (node, passage) of the tree."""
 
-    def _dropped(self, step: tuple[int, int]) -> None:
-        """Note a dropped step."""
+    def _on_evict(self, step: tuple[int, int]) -> None:
+        """Hook for an evicted step."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
 
 class ReorderedPrefixCache(PrefixCache):
-    """A prefix cache that puts the passages of a request in the order that finds the most.
+    """A prefix cache that reorders the passages of a request for the longest hit.
 
-    It walks down the tree of what is kept, at every step to that passage of the request that was asked for most often;
-    the rest follows by how often each was asked for, so that requests come to share their beginnings. The order of
-    the request is lost.
+    It walks down the tree of cached steps, at each step to the request's most frequently requested passage. The other
+    passages follow by request frequency, so that requests come to share prefixes. The order of the request is lost.
 
     *Follows descriptions: CacheWeaver's (arXiv:2606.19667) and ContextPilot's (arXiv:2511.03475).*
     """
@@ -82,7 +81,7 @@ class ReorderedPrefixCache(PrefixCache):
         return super().serve(self.ordered(passages))
 
     def ordered(self, passages: Sequence[int]) -> list[int]:
-        """Return the passages in the order in which they are put into the prompt."""
+        """Return the passages in the order of the prompt."""
         left = sorted(passages, key=lambda passage: (-self._asked[passage], passage))
         node, walked = 0, list[int]()
         while known := [passage for passage in left if passage in self._after.get(node, ())]:
@@ -91,19 +90,19 @@ class ReorderedPrefixCache(PrefixCache):
             node = self._kept[node, known[0]]
         return walked + left
 
-    def _grown(self, step: tuple[int, int]) -> None:
+    def _on_insert(self, step: tuple[int, int]) -> None:
         self._after.setdefault(step[0], set()).add(step[1])
 
-    def _dropped(self, step: tuple[int, int]) -> None:
+    def _on_evict(self, step: tuple[int, int]) -> None:
         self._after[step[0]].discard(step[1])
         if not self._after[step[0]]:
             del self._after[step[0]]
 
 
 class BlockCache:
-    """Finds a passage wherever it stands: one copy, encoded behind the system prompt.
+    """Finds a passage at any position: one copy, encoded after the system prompt.
 
-    What Alternative Path finds with the encoding `after_system`, without asking for paths.
+    Equals Alternative Path with the encoding `after_system`, without looking up paths.
     """
 
     def __init__(self, budget: int | None = None):
@@ -123,7 +122,7 @@ class BlockCache:
 
 
 class PathCache:
-    """Finds a passage by Alternative Path; nothing is ever dropped."""
+    """Finds a passage by Alternative Path; nothing is evicted."""
 
     def __init__(self, encoding: Encoding = "after_system"):
         self.index = AlternativePath(_chain, encoding)
@@ -142,21 +141,21 @@ def _block(passage: int) -> Block:
 
 
 def _chain(chunk: Block, path: Sequence[Block]) -> str:
-    """Return a key without hashing, as a passage is a single token here."""
+    """Return a key without hashing, which works because a passage is a single token here."""
     return " ".join(str(block.tokens[0]) for block in (*path, chunk))
 
 
 def replay(cache: Cache, requests: Iterable[Sequence[int]], prepared: Iterable[int] = ()) -> list[Found]:
-    """Send requests through a cache in which the passages `prepared` are encoded, each behind the system prompt."""
+    """Send requests through a cache in which `prepared` passages are already encoded, each after the system prompt."""
     for passage in prepared:
         cache.serve([passage])
     return [cache.serve(passages) for passages in requests]
 
 
 def counted(served: Iterable[Found], kept: int, prepared: Iterable[int] = ()) -> dict[str, Any]:
-    """Count what a cache did: {lookups, hits, hit_rate, computed, recomputed, kept}, in passages.
+    """Count cache lookups: {lookups, hits, hit_rate, computed, recomputed, kept}, in passages.
 
-    `recomputed` are passages that were computed, or `prepared`, before; `kept` is passed on.
+    `recomputed` are passages that were computed, or `prepared`, before; `kept` is passed through.
     """
     seen, lookups, hits, again = set(prepared), 0, 0, 0
     for passage, found in (each for request in served for each in request):
@@ -175,10 +174,9 @@ def counted(served: Iterable[Found], kept: int, prepared: Iterable[int] = ()) ->
 
 
 def beside_prefix(row: dict[str, Any], prefix: dict[str, Any]) -> dict[str, Any]:
-    """Return the shares that a cache saves of a prefix cache's.
+    """Return the shares that a cache saves compared with a prefix cache.
 
-    {storage_saved, redundant_removed, computation_saved}: of what is kept, of what is computed again, and of all that
-    is computed.
+    {storage_saved, redundant_removed, computation_saved}: of stored, of recomputed and of all computed passages.
     """
     names = {"storage_saved": "kept", "redundant_removed": "recomputed", "computation_saved": "computed"}
     return {name: 1 - row[of] / prefix[of] if prefix[of] else 0.0 for name, of in names.items()}

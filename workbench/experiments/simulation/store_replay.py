@@ -1,11 +1,11 @@
-"""Requests served over tiers of blocks on a simulated clock: the real scheduler and store, times of a model.
+"""Serve requests over tiers of blocks on a simulated clock: the real scheduler and store, modelled times.
 
     replayed = replay(requests_of(zipf=1.0, count=200, pool=300), Machine(), mode="request")
     replayed.events, summary(replayed)
 
-Scheduler, look-ups, moves between tiers and evictions are those of `methods.serving` and `store.tiering.tiered_store`;
-nothing is computed. Blocks have the bytes of the Llama-3.1-8B shape, and a tier is a budget and a rate at which it is
-read. Times of passes are those of `ttft_model`, measured on a GPU.
+Scheduler, lookups, moves between tiers and evictions are those of `methods.serving` and `store.tiering.tiered_store`;
+no model is run. Blocks have the size of the Llama-3.1-8B shape, and a tier is a budget and a read bandwidth. Times of
+passes are those of `ttft_model`, measured on a GPU.
 """
 
 from collections import deque
@@ -42,13 +42,13 @@ SYSTEM = Block((1, 2, 3), "system")
 class Machine:
     """A simulated machine with its tiers and load.
 
-    budgets            bytes of every tier, the fastest first; a tier of 0 bytes is left out
-    rates              bytes a second at which a tier is read; the first one is read in place
+    budgets            bytes of each tier, fastest first; a tier of 0 bytes is left out
+    rates              bytes per second at which a tier is read; the first is read in place
     passage, question  numbers of tokens
     ratio              share of the context that is recomputed
     reuse              False: no block is looked up, and every token is computed
-    per_second         mean number of requests that arrive in a second
-    batch              most requests computed together
+    per_second         mean number of requests that arrive per second
+    batch              maximum number of requests computed together
     answer             tokens of an answer
     """
 
@@ -64,7 +64,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         if not any(self.budgets.values()) or min(self.budgets.values()) < 0:
-            raise BadInput(f"budgets {dict(self.budgets)}: at least one tier of more than 0 bytes is needed")
+            raise BadInput(f"budgets are {dict(self.budgets)}: at least one tier of more than 0 bytes is needed")
         if unknown := set(self.budgets) - set(self.rates):
             raise BadInput(f"tier {unknown.pop()!r} has no rate: {', '.join(self.rates)} have")
         if self.per_second <= 0 or min(self.rates.values()) <= 0:
@@ -72,60 +72,60 @@ class Machine:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """Sizes, and the budgets of the tiers in GB, for the column of this name."""
+        """Sizes, and the budgets of the tiers in GB, for the result column `setting`."""
         sizes = {name: getattr(self, name) for name in ("passage", "question", "answer", "batch")}
         return sizes | {name: size / GB for name, size in self.budgets.items()}
 
     def store(self, events: Events) -> TieredStore:
-        """Return the tiers, empty; all of them lie in this machine's memory."""
+        """Return empty tiers, all of them in this machine's memory."""
         tiers = [HostTier(int(size), name=name) for name, size in self.budgets.items() if size]
         return TieredStore(tiers, events=events, clock=events.clock)
 
 
 @dataclass
 class StoreEngine(OnHost):
-    """An engine that looks blocks up and keeps what was missed, and computes nothing."""
+    """An engine that looks up blocks and stores the missed ones, and computes nothing."""
 
     store: TieredStore
     machine: Machine
     seconds: dict[str, float] = field(default_factory=dict)  #: loading time by request
 
     def seconds_of(self, ticket: Ticket) -> float:
-        """Return in which time the blocks of a request are read from where they lie when it is first asked for."""
+        """Return the time to read a request's blocks from the tiers that hold them at the first call."""
         if ticket.name not in self.seconds:
-            lies = [self.store.where(key) for key in keys_of(ticket)] if self.machine.reuse else []
+            tiers = [self.store.where(key) for key in keys_of(ticket)] if self.machine.reuse else []
             size = kv_bytes(self.machine.passage)
-            self.seconds[ticket.name] = sum(size / self.machine.rates[tier] for tier in lies if tier is not None)
+            self.seconds[ticket.name] = sum(size / self.machine.rates[tier] for tier in tiers if tier is not None)
         return self.seconds[ticket.name]
 
     def check(self, ticket: Ticket) -> None:
-        """Take any request."""
+        """Accept any request."""
 
     def load(self, ticket: Ticket, arrived: Any = None) -> dict[str, Any]:
-        """Find the blocks of a request; those that are missed are kept when it is computed."""
+        """Look up the blocks of a request; missed ones are stored when it is computed."""
         self.seconds_of(ticket)  # before the blocks move up
         keys = keys_of(ticket) if self.machine.reuse else []
         found = {key: self.store.find(key, request=ticket.name) for key in keys}
         ticket.held = [key for key, each in found.items() if each is None]
-        there = [each for each in found.values() if each is not None]
-        tiers = ", ".join(sorted({each.tier for each in there}))
-        return {"bytes": sum(each.kv.nbytes for each in there), "tier": tiers}
+        hits = [each for each in found.values() if each is not None]
+        tiers = ", ".join(sorted({each.tier for each in hits}))
+        return {"bytes": sum(each.kv.nbytes for each in hits), "tier": tiers}
 
     def prefill(self, tickets: Sequence[Ticket], waits: Any) -> list[bool]:
-        """Keep the blocks that were missed, and give first tokens."""
+        """Store the missed blocks, and add first tokens."""
         for ticket in tickets:
             for key in ticket.held:
                 self.store.put(key, kv_of(self.machine.passage))
         return self.decode(tickets)
 
     def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
-        """Give one more token."""
+        """Add one token to each request."""
         for ticket in tickets:
             ticket.tokens.append(0)
         return [len(ticket.tokens) >= ticket.max_new_tokens for ticket in tickets]
 
     def finish(self, ticket: Ticket) -> Generation:
-        """Return tokens 0."""
+        """Return an answer of zeros."""
         ttft = (ticket.first or 0.0) - ticket.arrived
         missed = len(ticket.held) * self.machine.passage
         return Generation(
@@ -133,7 +133,7 @@ class StoreEngine(OnHost):
         )
 
     def release(self, ticket: Ticket) -> None:
-        """Let go of nothing: what is held are names."""
+        """Do nothing: a ticket holds names only."""
 
 
 def keys_of(ticket: Ticket) -> list[str]:
@@ -142,7 +142,7 @@ def keys_of(ticket: Ticket) -> list[str]:
 
 
 def kv_bytes(tokens: int) -> int:
-    """Return the bytes of the keys and values of so many tokens."""
+    """Return the bytes of the keys and values of `tokens` tokens."""
     return 2 * LAYERS * HEADS * WIDTH * DTYPE.itemsize * tokens
 
 
@@ -153,7 +153,7 @@ def block_key(passage: int) -> str:
 
 @memo
 def kv_of(tokens: int) -> KV:
-    """Return KV that takes its bytes in the books, and hardly any in memory."""
+    """Return KV that reports its full size but takes hardly any memory."""
     one = torch.zeros(1, 1, 1, dtype=DTYPE).expand(HEADS, tokens, WIDTH)
     return KV([one] * LAYERS, [one] * LAYERS).lock()
 
@@ -163,12 +163,12 @@ MEASURES = ("ttft_ms", "ttft_p95", "per_second", "idle", "hit_rate")
 
 @dataclass(frozen=True)
 class Replayed:
-    """What happened in a replay.
+    """Result of a replay.
 
     events    on the simulated clock
-    tickets   requests in the order of their arrival
-    tiers     what the tiers hold at the end
-    held      bytes of every tier after every step of the scheduler, [(seconds, {tier: bytes})]
+    tickets   requests in order of arrival
+    tiers     content of the tiers at the end
+    held      bytes of each tier after each step of the scheduler, [(seconds, {tier: bytes})]
     """
 
     mode: Mode
@@ -187,7 +187,7 @@ def replay(
     seed: int = 0,
     model: TtftModel | None = None,
 ) -> Replayed:
-    """Serve requests that arrive at random moments (Poisson). Passages `prepared` are put into the tiers beforehand."""
+    """Serve requests with Poisson arrivals. Passages `prepared` are in the tiers beforehand."""
     model = fitted() if model is None else model
     clock = SimulatedClock()
     events = Events(clock)
@@ -217,18 +217,18 @@ def replay(
 
 
 class ArrivingLoaders(SimulatedLoaders):
-    """Loaders that let no time pass beyond the next arrival."""
+    """Loaders that do not advance the clock beyond the next arrival."""
 
     arrivals: deque[float]
 
     def wait(self, until: float | None) -> None:
-        """Let time pass until something is due, or a request arrives."""
+        """Advance the clock until a load is due, or a request arrives."""
         moments = [moment for moment in (until, self.arrivals[0] if self.arrivals else None) if moment is not None]
         super().wait(min(moments) if moments else None)
 
 
 def _prefill_seconds(ticket: Ticket, machine: Machine, model: TtftModel) -> float:
-    """Return the seconds until a request's first token, with missed blocks encoded first."""
+    """Return the seconds to a request's first token, including the encoding of missed blocks."""
     tokens, missing = machine.passage * len(ticket.prompt.context[1:]), machine.passage * len(ticket.held)
     if not machine.reuse:
         return float(model.prefix(0, tokens, machine.question)) / 1e3
@@ -274,6 +274,6 @@ def summary(replayed: Replayed) -> dict[str, Any]:
 
 
 def counts(replayed: Replayed) -> Records:
-    """Return the rows of `results.Count` of a replay, at its rate of requests."""
+    """Return the rows of `results.Count` of a replay, at its request rate."""
     found = summary(replayed)
     return [{"measure": name, "at": replayed.machine.per_second, "value": found[name]} for name in MEASURES]

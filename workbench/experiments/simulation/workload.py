@@ -1,13 +1,13 @@
-"""Simulated requests over passages: which passages a request asks for, and in which order, without model and text.
+"""Simulate requests over passages: which passages a request has, in which order, without model and text.
 
-A passage is a number. FusionRAG (section 5.3.3) simulates 1,000 queries whose passages lie in the knowledge base
-(60%), are uploaded and shared (30%) or unique (10%). It does not say how many passages a query has, how many there are,
-and how often which is asked for: these are fields of `Workload`.
+A passage is a number. FusionRAG (section 5.3.3) simulates 1,000 queries whose passages are in the knowledge base (60%),
+uploaded and shared (30%) or unique (10%). It does not state the number of passages per query, their total number, and
+how often each is requested: these are fields of `Workload`.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -33,14 +33,14 @@ Requests = list[list[int]]
 class Workload:
     """Requests, and where their passages come from.
 
-    queries      how many
-    passages     of a request: the fewest and the most, drawn uniformly
-    knowledge, uploads      passages of the knowledge base, and shared ones that users bring
-    shares       of knowledge base and uploads among the passages asked for; the rest is asked for once
+    queries      number of requests
+    passages     per request: minimum and maximum, drawn uniformly
+    knowledge, uploads      passages of the knowledge base, and shared ones that users upload
+    shares       of knowledge base and uploads among the requested passages; the rest is requested once
     zipf         a passage of popularity rank r is drawn with weight r ** -zipf, without replacement in a request
-    order        of passages in a prompt: "fixed" by their number, which says nothing of popularity; "relevance" by the
-                 score they are drawn by; or "shuffled"
-    repeats      share of requests that ask for the passages of an earlier one, in its order
+    order        of passages in a prompt: "fixed" by their number, which is independent of popularity; "relevance" by
+                 the score they are drawn by; or "shuffled"
+    repeats      share of requests that repeat the passages of an earlier one, in its order
     """
 
     queries: int = 1_000
@@ -72,7 +72,7 @@ class Workload:
         return range(self.knowledge)
 
     def requests(self, seed: int = 0) -> Requests:
-        """Draw the passages of every request. Passages asked for once have numbers from knowledge + uploads on."""
+        """Draw the passages of each request. Passages requested once have numbers from knowledge + uploads on."""
         draw = np.random.default_rng(seed)
         base, shared = (_Pool(size, self.zipf, draw) for size in (self.knowledge, self.uploads))
         fresh, listed = self.knowledge + self.uploads, Requests()
@@ -88,10 +88,10 @@ class Workload:
             fresh += once
             numbers = np.concatenate((numbers, more + self.knowledge, own))
             scores = np.concatenate((scores, more_scores, draw.gumbel(size=once)))
-            listed.append(numbers[self._places(numbers, scores, draw)].tolist())
+            listed.append(numbers[self._argsort(numbers, scores, draw)].tolist())
         return listed
 
-    def _places(self, numbers: np.ndarray, scores: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    def _argsort(self, numbers: np.ndarray, scores: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         keys = {"fixed": numbers, "relevance": -scores, "shuffled": draw.random(len(numbers))}
         return np.argsort(keys[self.order], kind="stable")
 
@@ -120,7 +120,7 @@ MEASURES = ("storage_saved", "redundant_removed", "computation_saved", "hit_rate
 
 
 def replayed(workload: Workload, seed: int = 0) -> Records:
-    """Return a row a cache: {cache, what `counted` and `beside_prefix` return}.
+    """Return one row per cache: {cache, what `counted` and `beside_prefix` return}.
 
     `prefix caching, LRU in as many bytes` keeps as many passages as Alternative Path does at the end.
     """
@@ -134,15 +134,13 @@ def replayed(workload: Workload, seed: int = 0) -> Records:
 
 
 def counts(workload: Workload, seeds: Sequence[int]) -> Records:
-    """Return a row of `results.Count` a cache and measure: means over `seeds`."""
+    """Return one row of `results.Count` per cache and measure: means over `seeds`."""
     frame = pd.DataFrame([row for seed in seeds for row in replayed(workload, seed)]).rename(
         columns={"cache": "method"}
     )
     listed = over_draws(frame.melt("method", list(MEASURES), "measure"), ["method", "measure"])
-    setting = {name: _text(value) for name, value in asdict(workload).items()}
+    setting = {
+        name: " to ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in asdict(workload).items()
+    }
     return [{**row, "setting": setting} for row in listed.to_dict("records")]
-
-
-def _text(value: Any) -> Any:
-    """Return a setting as one value: a range or several shares as text."""
-    return " to ".join(map(str, value)) if isinstance(value, tuple) else value

@@ -1,1 +1,1 @@
-"""Many trials: grids, checks before the first, runs in parallel."""
+"""Sweeps of many trials: grids, checks before the first trial, parallel runs."""

@@ -1,10 +1,10 @@
-"""Many trials: every combination of lists of a trial's fields, on disk as they finish.
+"""Run every combination of lists of a trial's fields, and write each trial to disk when it finishes.
 
     table = sweep(Trial("lab-full"), out="runs/sweep", select=["none", "query_guided"], ratio=[0.05, 0.15])
 
-<out>/answers|counts|timings   result tables, a part a trial (`workbench.results`)
-      trials/<key>.json        a trial and its record; <key>.failed.json why it failed
-      _SUCCESS                 written last, where no trial failed
+<out>/answers|counts|timings   result tables, one part per trial (`workbench.results`)
+      trials/<key>.json        a trial and its record; <key>.failed.json: why it failed
+      _SUCCESS                 written last, if no trial failed
 """
 
 import json
@@ -40,13 +40,13 @@ from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 from workbench.store.files.manifest import MANIFEST
 
-Ended = tuple[Case, str]  # a case with its problem, "" for none
+Ended = tuple[Case, str]  # a case and its problem, or ""
 Measured = tuple[dict[str, Any], Records]  # a record as JSON, and one row per question
 
 
 @dataclass(frozen=True)
 class TrialTask:
-    """A case; `files` are names and sizes of the files that it reads, to be checked on another machine."""
+    """A case; `files` are names and sizes of the files it reads, to be checked on another machine."""
 
     case: Case
     files: list[list[Any]] | None = None
@@ -57,7 +57,7 @@ class Runs:
     """Runs cases and writes their files to `folder`.
 
     loaded    the model of all cases, if it is in memory, for cases that run in this process
-    keep_gib  GiB of cached blocks that a process keeps from trial to trial
+    keep_gib  GiB of cached blocks that a process keeps between trials
     retries   how often a failed case is run again
     """
 
@@ -92,8 +92,8 @@ class Runs:
     def _order(self, case: Case) -> tuple[Any, ...]:
         """Return the sort key of trials that lets them share work.
 
-        A model is loaded once, its full attention comes before its other trials (`references`), and kept blocks are
-        used while they are in memory.
+        A model is loaded once; its full attention precedes its other trials (`references`); trials that share cached
+        blocks are adjacent.
         """
         trial = case.trial
         return *map(str, _loads(trial)), trial.mode != "full", self.keep_gib and trial.prepare
@@ -129,7 +129,7 @@ def _sizes(trial: Trial) -> list[list[Any]]:
 
 @lru_cache(maxsize=1)
 def _kept(gib: float) -> MemoryStore:
-    """Return the store of this process; keys distinguish models and preparations."""
+    """Return the store of this process; keys distinguish models and preprocessing."""
     return MemoryStore(int(gib * 2**30))
 
 
@@ -145,7 +145,7 @@ def _loads(trial: Trial) -> tuple[str, str, str | None, str | None]:
 
 
 def room(trial: Trial, jobs: int) -> float:
-    """Return how many GiB of cached blocks a process may keep: of a GPU here half its memory, shared by `jobs`."""
+    """Return how many GiB of cached blocks a process may keep: on a local GPU half its memory, shared by `jobs`."""
     if not needs_gpu(trial) or not torch.cuda.is_available():
         return trial.store_gib
     _, memory = torch.cuda.mem_get_info(trial.device)
@@ -158,7 +158,7 @@ SUCCESS = "_SUCCESS"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A row a trial and kind of question, and a row a trial and question; `failures`: trial → why it failed."""
+    """One row per trial and kind of question, one row per trial and question; `failures`: trial → why it failed."""
 
     table: pd.DataFrame
     answers: pd.DataFrame
@@ -166,7 +166,7 @@ class SweepResult:
 
 
 class Failed(RuntimeError):
-    """Some trials failed; `outcome` holds the result of the others."""
+    """Some trials failed; `outcome` holds the results of the others."""
 
     def __init__(self, outcome: SweepResult):
         name, why = next(iter(outcome.failures.items()))
@@ -183,9 +183,9 @@ def sweep(
     cluster: str | None = None,
     **lists: Sequence[Any],
 ) -> pd.DataFrame:
-    """Run all combinations of `lists`, with other fields from `base`; return a row a trial and kind of question.
+    """Run all combinations of `lists`, with other fields from `base`; return one row per trial and kind of question.
 
-    A list is named after a field of `Trial`, or `method` for published methods. Without `out` nothing is kept on disk.
+    A list is named after a field of `Trial`, or `method` for published methods. Without `out`, nothing is kept on disk.
     `cluster` is that of `run`. Without `progress`, interactive sessions show a bar. Raises BadInput before the first
     trial, and `Failed` after the last one if some failed.
     """
@@ -206,17 +206,17 @@ def run(
     cluster: str | None = None,
     retries: int = 1,
 ) -> SweepResult:
-    """Run the trials that `out` lacks, also after failures, and write the tables.
+    """Run the trials that `out` lacks, including failed ones, and write the tables.
 
-    jobs      number of processes, each with one model in memory at a time (times to first token suffer); or of workers
-              of a cluster that is started here
-    keep_gib  GiB of cached blocks that each process keeps from trial to trial (hit rates are then of a warm store)
+    jobs      number of processes, each with one model in memory at a time (times to first token suffer); or number of
+              workers of a cluster that is started here
+    keep_gib  GiB of cached blocks that each process keeps between trials (hit rates are then of a warm store)
     cluster   a Dask cluster that runs the trials instead (`core.utils.runner`); its workers need the files of models
               and data under the same names, and results come back to this process
     retries   how often a failed trial is run again
 
-    Finished trials are not run again, however this process ended. Raises BadInput, before the first trial, for trials
-    that cannot run.
+    Finished trials are not run again, however an earlier process ended. Raises BadInput, before the first trial, for
+    trials that cannot run.
     """
     _check(out, jobs, retries, cluster, keep_gib)
     folder = out / rows.FOLDER
@@ -238,9 +238,9 @@ def run(
         return so_far(sum((folder / f"{case.key}.json").is_file() for case in cases), len(cases), "trials", out)
 
     with keeps(kept), ExitStack() as stack:
-        side_by_side = jobs if len(todo) > 1 or cluster is not None else 1
+        parallel = jobs if len(todo) > 1 or cluster is not None else 1
         gpu = any(needs_gpu(case.trial) for case in todo)
-        workers = stack.enter_context(Workers(side_by_side, cluster if todo else None, gpu=gpu))
+        workers = stack.enter_context(Workers(parallel, cluster if todo else None, gpu=gpu))
         folder.mkdir(parents=True, exist_ok=True)
         (out / SUCCESS).unlink(missing_ok=True)
         tell(0)
@@ -260,20 +260,20 @@ def _check(out: Path, jobs: int, retries: int, cluster: str | None, keep_gib: fl
     if not 0 <= keep_gib < math.inf:
         raise BadInput(f"keep_gib is {keep_gib}: a number of at least 0 is needed")
     if out.is_file() or (out / MANIFEST).is_file():
-        held = "a file" if out.is_file() else "a folder of cached blocks"
-        raise BadInput(f"{out} is {held}: results need a folder of their own")
+        kind = "a file" if out.is_file() else "a folder of cached blocks"
+        raise BadInput(f"{out} is {kind}: results need a folder of their own")
 
 
 def _tables(cases: Sequence[Case], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    made: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     answers = []
     for case in cases:
         if not (path := folder / f"{case.key}.json").is_file():
             continue
         record = Record.from_json(json.loads(path.read_text(encoding="utf-8"))["record"])
-        made += _rows(case, record)
+        table += _rows(case, record)
         answers.append(pd.DataFrame(rows.answers_of(folder.parent, case.key)).assign(trial=case.key))
-    return pd.DataFrame(made), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame()
+    return pd.DataFrame(table), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame()
 
 
 def _rows(case: Case, record: Record) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""The trials of a sweep, every combination of lists of fields once, and checks before the first one runs.
+"""Build the trials of a sweep, every combination of lists of fields once, and check them before the first one runs.
 
-Checked are models, dtypes, devices, data, layouts, judges, fitted sparse methods, folders of prepared blocks, the
-length of every prompt, what methods need of a model, and charged budgets. Passages with fewer neighbours than asked for
-are reported.
+Checks cover models, dtypes, devices, data, layouts, judges, fitted sparse methods, folders of cached blocks, the length
+of every prompt, what methods need of a model, and charged budgets. Passages with fewer neighbours than requested are
+reported.
 """
 
 import json
@@ -50,7 +50,7 @@ SHOWN = 3  # maximum number of problems in a message
 
 
 class _Model:
-    """Facts about a model that need no weights; read once."""
+    """Facts about a model that need no weights, each read once."""
 
     def __init__(self, name: str, loaded: Loaded | None):
         self.name, self.loaded = name, loaded
@@ -76,14 +76,14 @@ class _Model:
         return self.loaded.tokenizer if self.loaded else tokenizer_of(base_folder(self.folder))
 
     def layout(self, name: str | None) -> Layout:
-        """Return the layout of that name; the model's own for None."""
+        """Return the layout with this name; the model's own for None."""
         if name is not None:
             return chat_template.layout_named(name, self.tokenizer)
         return self.loaded.layout if self.loaded else layout_of(self.folder, self.tokenizer)
 
     @cached_property
     def shell(self) -> PreTrainedModel:
-        """The model without weights, unless it is in memory."""
+        """The model without weights, or the model itself if it is in memory."""
         if self.loaded:
             return self.loaded.model
         shell = cost.shell(self.config)
@@ -102,38 +102,38 @@ class _Model:
 
 
 def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> None:
-    """Raise BadInput, naming what is wrong and in how many trials, before any of them runs."""
+    """Raise BadInput, naming the problems and how many trials have them, before any trial runs."""
     if wrong := problems(trials, loaded, here):
         raise BadInput(told(wrong, len(trials)))
 
 
 def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> dict[str, list[Trial]]:
-    """Return {what is wrong: the trials that cannot run because of it}.
+    """Return {problem: the trials that cannot run because of it}.
 
     loaded  the model of all trials, if it is in memory
     here    False: they run on other machines, which may have other devices
     """
     known: dict[str, _Model] = {}
-    found: dict[str, list[Trial]] = {}
-    remembered, prompts_of = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_prompts)
+    by_problem: dict[str, list[Trial]] = {}
+    samples_of, prompts_of = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_prompts)
     for trial in trials:
         model = known.setdefault(trial.model, _Model(trial.model, loaded))
         try:
             _check_place(trial, model, here)
             _check_method(trial, model)
-            samples = remembered(trial.data, trial.samples, trial.seed, trial.passages)
+            samples = samples_of(trial.data, trial.samples, trial.seed, trial.passages)
             if trial.faithfulness is not None:
                 check_judge(trial.faithfulness, samples)
             prompts = prompts_of(model, trial.layout, trial.data, trial.samples, trial.seed, trial.passages)
             check_context(model.context, samples, prompts)
             _check_choices(trial, model, prompts)
         except BadInput as problem:
-            found.setdefault(str(problem), []).append(trial)
-    return found
+            by_problem.setdefault(str(problem), []).append(trial)
+    return by_problem
 
 
 def told(problems: dict[str, list[Trial]], count: int) -> str:
-    """Return a message of the problems, with the number of trials of each; further problems are only counted."""
+    """Return a message on the problems, with the number of trials of each; further problems are only counted."""
     if count == 1:
         return next(iter(problems))
     wrong = sum(map(len, problems.values()))
@@ -162,12 +162,12 @@ def _check_place(trial: Trial, model: _Model, here: bool) -> None:
 
 
 def _check_method(trial: Trial, model: _Model) -> None:
-    """Refuse a sparse method without its gate or thresholds, or with groups that do not fit the model's heads."""
+    """Reject a sparse method without its gate or thresholds, or with groups that do not fit the model's heads."""
     for tiles in _nested(trial.tiles()):
         if isinstance(tiles, SeerAttention):
             seer_gate.training(Path(tiles.gate) if tiles.gate else model.fitted_to / seer_gate.FILE)
-        if isinstance(tiles, Xattention) and isinstance(tiles.threshold, str):
-            _check_file(tiles.threshold)
+        if isinstance(tiles, Xattention) and isinstance(name := tiles.threshold, str) and not Path(name).is_file():
+            raise BadInput(f"there are no thresholds {name!r}: `workbench sparse profile` writes them")
         if isinstance(tiles, Compact):
             tiles.group(model.config.num_attention_heads, model.config.num_key_value_heads)
 
@@ -176,11 +176,6 @@ def _nested(tiles: Sparse | None) -> Iterator[Sparse]:
     while tiles is not None:
         yield tiles
         tiles = tiles.inner if isinstance(tiles, Compact) else None
-
-
-def _check_file(name: str) -> None:
-    if not Path(name).is_file():
-        raise BadInput(f"there are no thresholds {name!r}: `workbench sparse profile` writes them")
 
 
 def _samples(name: str, samples: int, seed: int, passages: int | None) -> list[Sample]:
@@ -194,7 +189,7 @@ def _prompts(
 
 
 def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> None:
-    """Refuse a method that the model cannot run, or a budget that it cannot meet; warn of too few neighbours."""
+    """Reject a method that the model cannot run, or a budget that it cannot meet; warn of too few neighbours."""
     layout = model.layout(trial.layout)
     method = trial.method(trial.corpus(layout, model.tokenizer), system=bool(layout.system))
     method.check(model.shell, prompts)
@@ -209,9 +204,9 @@ READ = 1 << 26
 
 @dataclass(frozen=True)
 class Case:
-    """A trial of a sweep, and the published method it was asked for by, if any.
+    """A trial of a sweep, and the published method it was requested by, if any.
 
-    origin   columns of its rows that stand in place of the trial's own, as (name, value)
+    origin   columns of its rows that replace the trial's own, as (name, value)
     """
 
     trial: Trial
@@ -220,7 +215,7 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the trial and of the state of its files and own code, so that nothing stale is taken for finished."""
+        """Hash of the trial and of the state of its files and own code, so that stale results are not reused."""
         state: list[Any] = [self.trial.settings(), files_of(self.trial)]
         code = [own.state(kind, str(getattr(self.trial, kind))) for kind in own.KINDS]
         state += [code] if any(code) else []
@@ -228,28 +223,28 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The model and every field that is not at its default, as text."""
+        """The model and all fields that are not at their defaults, as text."""
         default = asdict(Trial(self.trial.model))
         settings = [f"{name}={value}" for name, value in asdict(self.trial).items() if value != default[name]]
         return ", ".join([self.trial.model, *settings])
 
 
 def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Return the trials of a sweep, each once.
+    """Return the trials of a sweep, without duplicates.
 
-    A field in a list that does not apply (a ratio where nothing is selected, a selector of full attention) is left at
-    its default there, so combinations that come to the same trial are run once.
+    A listed field that does not apply (a ratio without a selector, a selector under full attention) is set to its
+    default, so that combinations that are the same trial run once.
     """
     sweep_plan.check_lists(lists)
     trials: dict[Trial, Case] = {}
     for values in product(*lists.values()):
-        given = dict(zip(lists, values, strict=True))
-        method = given.pop("method", None)
-        options = {**base, **presets.options(method, given)}
+        combination = dict(zip(lists, values, strict=True))
+        method = combination.pop("method", None)
+        options = {**base, **presets.options(method, combination)}
         if options["mode"] != "block":
-            options |= {name: getattr(Trial, name) for name in REUSE if name in given}
+            options |= {name: getattr(Trial, name) for name in REUSE if name in combination}
         elif options["select"] == options.get("correct", "none") == "none":
-            options |= {name: None for name in ("ratio", "charged") if name in given}
+            options |= {name: None for name in ("ratio", "charged") if name in combination}
         trial = Trial(**options)
         trials.setdefault(trial, Case(trial, method or ""))
     return list(trials.values())
@@ -258,8 +253,8 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
 def files_of(trial: Trial) -> list[list[Any]]:
     """List name and state of the files that a trial reads: contents, or size and time of files over READ bytes.
 
-    So a folder of results goes on beside copies of the same files, on another machine too. Cached blocks are left out:
-    they are known by their contents, and a trial adds to its store.
+    A folder of results can therefore be continued with copies of the same files, on another machine too. Cached blocks
+    are left out: they are identified by their contents, and a trial adds to its store.
     """
     try:
         paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
@@ -277,12 +272,12 @@ def _state(path: Path, size: int, changed: int) -> list[Any]:
     return [path.name, digest(path)] if size <= READ else [path.name, size, changed]
 
 
-def read_plan(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Return the trials of a plan, each once; `given` stands in place of what the plan says of the same fields.
+def read_plan(path: Path, overrides: Mapping[str, Sequence[Any]]) -> list[Case]:
+    """Return the trials of a plan, without duplicates; `overrides` replace the plan's values of the same fields.
 
-    Raises BadInput for a file that is no plan.
+    Raises BadInput for a file that is not a plan.
     """
-    found = [case for part in sweep_plan.parts(path, given) for case in _cases(part)]
+    found = [case for part in sweep_plan.parts(path, overrides) for case in _cases(part)]
     return list({(case.trial, case.method): case for case in found}.values())
 
 

@@ -1,6 +1,6 @@
-"""Plans of sweeps: TOML files that list trials, for `workbench sweep --plan FILE`; read without heavy imports.
+"""Plans of sweeps: TOML files that list trials, for `workbench sweep --plan FILE`. Has no slow imports.
 
-    [common]                  # fields of every trial, as options of `workbench trial` are named
+    [common]                  # fields of every trial, named as options of `workbench trial`
     model = "lab-full"
     samples = 500
 
@@ -14,7 +14,7 @@
     model = "runs/seed-1/model"
     training_of = "my-model"
 
-In rows of results `label` replaces the method, and `training_of` the model, with the seed that the folder was trained
+In result rows, `label` replaces the method, and `training_of` the model, with the seed that the folder was trained
 with.
 """
 
@@ -33,19 +33,17 @@ LABELS = ("label", "training_of")
 
 @dataclass(frozen=True)
 class Part:
-    """A table of a plan: lists of values of fields, and what stands as the method and the model of their rows."""
+    """A table of a plan: lists of values of fields, and what replaces method and model in their rows."""
 
     lists: Mapping[str, Sequence[Any]]
     label: str = ""
     training_of: str = ""
 
 
-def parts(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Part]:
-    """Return what a plan lists; `given` stands in place of what it says of the same fields.
+def parts(path: Path, overrides: Mapping[str, Sequence[Any]]) -> list[Part]:
+    """Return the tables of a plan; `overrides` replace the plan's values of the same fields.
 
-    A model that a trial of the plan names itself stays.
-
-    Raises BadInput for a file that is no plan.
+    A model that a trial of the plan names itself is not overridden. Raises BadInput for a file that is not a plan.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -58,25 +56,25 @@ def parts(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Part]:
         raise not_allowed("table of a plan", odd[0], ("common", "trials"))
     if not all(isinstance(each, dict) for each in (common, *trials)) or not trials:
         raise BadInput(f"plan {str(path)!r} lists no [[trials]]")
-    return [_part(common, one, given) for one in trials]
+    return [_part(common, one, overrides) for one in trials]
 
 
-def _part(common: Mapping[str, Any], one: Mapping[str, Any], given: Mapping[str, Sequence[Any]]) -> Part:
+def _part(common: Mapping[str, Any], one: Mapping[str, Any], overrides: Mapping[str, Sequence[Any]]) -> Part:
     for name in (*common, *one):
         if name not in (*FIELDS, *LABELS, "method"):
             raise not_allowed("field of a plan", name, (*FIELDS, *LABELS, "method"))
-    told = {"model": "lab-full", **common, **one}
-    lists: dict[str, Sequence[Any]] = {name: x if isinstance(x, list) else [x] for name, x in told.items()}
+    options = {"model": "lab-full", **common, **one}
+    lists: dict[str, Sequence[Any]] = {name: x if isinstance(x, list) else [x] for name, x in options.items()}
     labels = [lists.pop(name, [""])[0] for name in LABELS]
     if odd := [name for name in labels if not isinstance(name, str)]:
         raise BadInput(f"label {shown(odd[0])} of a plan: a text is needed")
-    lists |= {name: values for name, values in given.items() if name != "model" or "model" not in one}
+    lists |= {name: values for name, values in overrides.items() if name != "model" or "model" not in one}
     check_lists(lists)
     return Part(lists, *labels)
 
 
 def check_lists(lists: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse a list of what is no field of a trial, and what is no list."""
+    """Reject a list for an unknown field, and a value that is not a list."""
     for name, values in lists.items():
         if name not in (*FIELDS, "method"):
             raise BadInput(

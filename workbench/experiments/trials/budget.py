@@ -1,8 +1,8 @@
-"""A charged budget: the ratio at which a method computes at most a share of the prompt's tokens at request time.
+"""Charged budgets: solve for the ratio at which a method computes at most a given share of the prompt at request time.
 
     method = within(model, Reuse(select=QueryGuided()), prompts, 0.15)   # .ratio is solved
 
-The charged share is `metrics.cost.charged_share`: question, recomputed tokens and every pass of the selector.
+The charged share is `metrics.cost.charged_share`: question, recomputed tokens and all passes of the selector.
 """
 
 from bisect import bisect_right
@@ -22,19 +22,19 @@ from workbench.metrics.cost import charged_share
 from workbench.store import UNLIMITED, MemoryStore
 
 STEPS = 10_000  # resolution of a solved ratio: 1 / STEPS
-TRIED = 8  # prompts for trying a correction whose rows depend on its cache
+TRIED = 8  # prompts on which a correction is run, because its rows depend on its cache
 
 
 def said(charged: float | None) -> str:
-    """Return how a refusal begins that is of this budget alone; "" of none."""
+    """Return the prefix of error messages about this budget; "" without one."""
     return "" if charged is None else f"charged {charged:.3g}"
 
 
 def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
-    `model` may be on the meta device, except for a correction: what it adds is found on the first prompts. Raises
-    BadInput for a method that recomputes no selected tokens, and for one that charges more before it recomputes any.
+    `model` may be on the meta device, except for a correction, whose cost is measured on the first prompts. Raises
+    BadInput for a method that recomputes no selected tokens, and for one that exceeds `charged` before it recomputes any.
     """
     if not isinstance(method, Reuse) or not (method.select or (method.correct and method.correct.chooses)):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")

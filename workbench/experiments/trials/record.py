@@ -1,4 +1,4 @@
-"""The result of a trial: one flat record that is a line of JSON."""
+"""Result of a trial: a flat record that is written as one line of JSON."""
 
 import json
 import platform
@@ -29,17 +29,17 @@ LATER = (
     "receipts",
     "engine",
     "ttft_full_s",
-)  # records of earlier versions lack them
+)  # missing in records of earlier versions
 FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Quality):
-    """Scores and costs of a trial; tokens, rows, FLOPs and bytes are means a request, up to its first token."""
+    """Scores and costs of a trial; tokens, rows, FLOPs and bytes are means per request, up to its first token."""
 
     trial: dict[str, Any]  #: the trial's own fields: model, data, mode, positions, seed, …
-    by_kind: dict[str, Quality]  #: per kind of question, "" where the data has none
-    ttft_s: Quantiles  #: time to first token: one request at a time, after warm-up; block mode: blocks in the store
+    by_kind: dict[str, Quality]  #: per kind of question, "" if the data has no kinds
+    ttft_s: Quantiles  #: time to first token: one request at a time, after warm-up, with its blocks in the store
     prompt_tokens: float
     rows_computed: float
     rows_reused: float
@@ -47,30 +47,28 @@ class Record(Quality):
     flops_linear: float
     flops_attention: float
     bytes: float
-    bytes_loaded: float  #: bytes of keys and values that come from the store
+    bytes_loaded: float  #: bytes of keys and values from the store
     hit_rate: float  #: hit rate of the store while the answers were computed; 0 in full mode, which uses no store
     parameters: int
     seconds: float  #: wall time of computing the answers, batched
     device: str
     versions: dict[str, str]
-    sparsity: dict[str, Any] | None = None  #: what a sparse method keeps and loses (`metrics.tiles.sparsity`)
-    faithfulness: dict[str, Any] | None = None  #: of the answers, `metrics.faithfulness.Faithfulness`, where judged
-    rows_charged: float | None = None  #: rows through all layers of every pass, those of the selector included
+    sparsity: dict[str, Any] | None = None  #: attention that a sparse method keeps (`metrics.tiles.sparsity`)
+    faithfulness: dict[str, Any] | None = None  #: of the answers, `metrics.faithfulness.Faithfulness`, if judged
+    rows_charged: float | None = None  #: tokens through all layers of all passes, those of the selector included
     charged_share: float | None = None  #: of the prompt's tokens through all layers (`metrics.cost.charged_share`)
     preprocess_ms: float | None = None  #: ms per token of passages missing in the store; None if none was missing
-    answered: dict[str, Any] | None = None  #: fidelity over the questions that full attention answers exactly
+    answered: dict[str, Any] | None = None  #: fidelity over the questions that full attention answers correctly
     misses: dict[str, int] | None = None  #: of the store, by reason (`store.misses.Miss`); None without a store
-    receipts: list[dict[str, Any]] | None = (
-        None  # {id, at, receipt} of every request (`methods.request_report`), if requested
-    )
+    receipts: list[dict[str, Any]] | None = None  #: {id, at, receipt} per request (`methods.request_report`)
     engine: str | None = None  #: the engine, and why it was chosen; None in records of earlier versions, and on a CPU
-    ttft_full_s: Quantiles | None = None  #: full attention's time to first token, on the first of the same prompts
+    ttft_full_s: Quantiles | None = None  #: full attention's time to first token, on the first of these prompts
     note: str = ""  #: remarks of the model's folder (random weights), and on settings without effect
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back.
 
-        Faithfulness, receipts, and fidelity to full attention, are left out where they were not asked for.
+        Faithfulness, receipts, and fidelity to full attention are left out if they were not requested.
         """
         values = {name: value for name, value in asdict(self).items() if name not in LATER or value is not None}
         values["by_kind"] = {kind: _measured(score) for kind, score in values["by_kind"].items()}
@@ -120,7 +118,7 @@ class Record(Quality):
         return "".join([*parts, html_views.table("Parameters", self.trial.items())])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row of scores a kind of question and one for "all", with the mode of the trial."""
+        """Return one row of scores per kind of question and one for "all", with the mode of the trial."""
         mode = self.trial["mode"] if self.trial["positions"] != "naive" else "naive"
         score = {field.name: getattr(self, field.name) for field in fields(Quality)}
         scores = {"all": score} | {kind: asdict(of_kind) for kind, of_kind in self.by_kind.items()}
@@ -136,7 +134,7 @@ def _interval(row: dict[str, Any], name: str) -> str:
 
 
 def _measured(score: dict[str, Any]) -> dict[str, Any]:
-    """Leave out fidelity if it was not measured."""
+    """Return scores without the fields of fidelity if it was not measured."""
     return score if score["compared"] is not None else {k: v for k, v in score.items() if k not in FIDELITY}
 
 
@@ -152,7 +150,7 @@ def versions() -> dict[str, str]:
 
 def device_name(device: "torch.device") -> str:
     """Return the accelerator's product name, or the processor with the threads torch uses."""
-    import torch  # slow to import, and not needed to read records
+    import torch  # slow to import, and not needed for reading records
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

@@ -1,4 +1,4 @@
-"""Rows of result tables from records of trials: what `workbench trial` and `workbench sweep` write with `--out`.
+"""Convert records of trials to rows of result tables, as `workbench trial` and `workbench sweep` write with `--out`.
 
 <out>/trials/<key>.json                   the trial, its record with request reports; what a resumed sweep looks for
       answers|timings|counts/trial@<key>  its rows (`workbench.results`)
@@ -36,7 +36,7 @@ OF_ANSWER = frozenset(field.name for field in fields(Answer))
 
 
 def origin(record: Record, method: str = "") -> dict[str, Any]:
-    """Return the columns that all rows of a trial share; `method` is the published name that it was asked for by."""
+    """Return the columns that all rows of a trial share; `method` is the published name that it was requested by."""
     trial = record.trial
     known = {name: trial.get(name) for name in (*SHARED, *METHOD) if trial.get(name) is not None}
     rest = {name: value for name, value in trial.items() if name not in known and value is not None}
@@ -46,7 +46,7 @@ def origin(record: Record, method: str = "") -> dict[str, Any]:
 
 
 def counts(record: Record) -> list[dict[str, Any]]:
-    """Return a row a measured number: scores by kind of question, costs of a request, what a sparse method keeps."""
+    """Return one row per measured number: scores by kind of question, costs of a request, sparsity."""
     of_kinds = record.rows() if len(record.by_kind) > 1 else record.rows()[:1]
     rows = [row for scores in of_kinds for row in _of_scores(scores)]
     rows += _of_scores({**(record.answered or {}), "kind": "all"}, "answered_")
@@ -59,7 +59,7 @@ def counts(record: Record) -> list[dict[str, Any]]:
 
 
 def timings(record: Record) -> list[dict[str, Any]]:
-    """Return the row of the time to the first token."""
+    """Return the row with the time to first token."""
     times = {name: None if value is None else value * 1e3 for name, value in vars(record.ttft_s).items() if name != "n"}
     return [
         {"workload": FIRST_TOKEN, "candidate": record.label, "ms": times.pop("p50"), "runs": record.ttft_s.n, **times}
@@ -67,7 +67,7 @@ def timings(record: Record) -> list[dict[str, Any]]:
 
 
 def answers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row a question, from what `Trial.run_each` returns; what the tables do not hold is left out."""
+    """Return one row per question, from what `Trial.run_each` returns; fields without a column are left out."""
     named = ({"question": str(row["id"]), **row} for row in rows)
     return [{key: value for key, value in row.items() if key in OF_ANSWER and value is not None} for row in named]
 
@@ -80,9 +80,9 @@ def write(
     method: str = "",
     **named: Any,
 ) -> None:
-    """Write a trial that has ended into the results folder `out`; `rows` has a row a question.
+    """Write a finished trial into the results folder `out`; `rows` has one row per question.
 
-    `named` columns stand in place of the trial's own.
+    `named` columns replace the trial's own.
     """
     record = record if isinstance(record, Record) else Record.from_json(dict(record))
     with Writer(out, f"{EXPERIMENT}@{key}", **(this_run() | origin(record, method) | named)) as tables:
@@ -97,7 +97,7 @@ def write(
 
 
 def answers_of(out: Path, key: str) -> list[dict[str, Any]]:
-    """Return what `Trial.run_each` returned of every question of a trial in `out`: {id, kind, answer, em, …}."""
+    """Return what `Trial.run_each` returned for each question of a trial in `out`: {id, kind, answer, em, …}."""
     path = out / "answers" / f"{EXPERIMENT}@{key}.parquet"
     if not path.is_file():
         return []
@@ -108,20 +108,20 @@ def answers_of(out: Path, key: str) -> list[dict[str, Any]]:
 
 def _of_scores(scores: Mapping[str, Any], before: str = "") -> list[dict[str, Any]]:
     """Return one row per measured score, with its interval and n."""
-    found = []
+    rows = []
     for name in SCORES:
         if (value := scores.get(name)) is not None:
             n = scores.get("compared") if name in COMPARED else scores.get("n")
             ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
             measure = before + name
-            found.append({"kind": scores["kind"] or "", "measure": measure, "value": value, "n": n, **ends})
-    return found
+            rows.append({"kind": scores["kind"] or "", "measure": measure, "value": value, "n": n, **ends})
+    return rows
 
 
 def sparsity(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row a measure of what a sparse method keeps, then the same by layer and head.
+    """Return one row per measure of what a sparse method keeps, then the same by layer and head.
 
-    `first`: the answer's first token stays the same.
+    `first`: whether the answer's first token stays the same.
     """
     ends = {"first": {"low": kept.get("low"), "high": kept.get("high")}}
     means = [

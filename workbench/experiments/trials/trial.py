@@ -1,4 +1,4 @@
-"""A trial: one model, one data set, one method; it returns a Record."""
+"""Run a trial: one model, one data set, one method; it returns a `Record`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -60,21 +60,21 @@ BATCH_TOKENS = 16384  # maximum number of prompt tokens per batch, whatever `bat
 # Fields missing in records of earlier versions.
 LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine", "charged")
 FULL_TIMED = 5  # maximum number of prompts to time full attention on
-FULL_SECONDS = 5.0  # time after which no further timing begins
-SPARSE_PROMPTS = 8  # maximum number of prompts to compare sparse with dense attention on
+FULL_SECONDS = 5.0  # time after which no further timing starts
+SPARSE_PROMPTS = 8  # maximum number of prompts on which to compare sparse with dense attention
 
 
 @dataclass(frozen=True, repr=False)
 class Trial(TrialFields, MethodConfig):
     """A method on a model and questions, by the fields of `TrialFields`.
 
-    In Python, policies may be given as objects, `select` also as a function of (prompt) or (model, prompt, kv)
-    (`methods.own_function`), and `data` as anything that `data.load` takes. Raises BadInput for a value that is not
+    In Python, policies may be objects, `select` also a function of (prompt) or (model, prompt, kv)
+    (`methods.own_function`), and `data` anything that `data.load` takes. Raises BadInput for a value that is not
     allowed, before anything is loaded.
     """
 
     def __post_init__(self) -> None:
-        for name in own.KINDS:  # a policy object may be given instead of its spec
+        for name in own.KINDS:  # replaces policy objects by their specs
             if not isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, _spec(name, given))
         if not isinstance(given := vars(self)["data"], str):
@@ -88,7 +88,7 @@ class Trial(TrialFields, MethodConfig):
         check_engine(self.engine)
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields as results hold them; one that earlier versions lack is left out where it is not set."""
+        """Return the fields as results store them; unset fields that earlier versions lack are left out."""
         values = asdict(self)
         for name in LATER:
             if values[name] == getattr(Trial, name):
@@ -96,11 +96,11 @@ class Trial(TrialFields, MethodConfig):
         return values
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
-        """Answer every question, measure, score.
+        """Answer all questions, measure, and score.
 
-        `loaded` is the model if it is in memory already (`models.load`); `progress` is called after every
-        batch; without it a bar is shown where a person watches.
-        Raises BadInput, before any work, for unknown names, broken files and a prompt over the model's context.
+        `loaded` is the model if it is in memory already (`models.load`). `progress` is called after each batch; without
+        it, interactive sessions show a bar. Raises BadInput, before any work, for unknown names, invalid files and a
+        prompt over the model's context.
         """
         with watched(self.model, progress) as tell:
             return self.run_each(tell, loaded)[0]
@@ -108,9 +108,9 @@ class Trial(TrialFields, MethodConfig):
     def run_each(
         self, progress: Progress | None = None, loaded: Loaded | None = None, store: MemoryStore | None = None
     ) -> tuple[Record, Records]:
-        """Return the record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data.
+        """Return the record, and one row per question: {id, kind, answer, expected, em, f1}, in the order of the data.
 
-        With `fidelity`, a row holds what `metrics.fidelity.compare` returns, and `full_em`: full attention's score.
+        With `fidelity`, a row also has what `metrics.fidelity.compare` returns, and `full_em`: full attention's score.
         `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.
         """
         samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)
@@ -135,7 +135,7 @@ class Trial(TrialFields, MethodConfig):
         begin = time.perf_counter()
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
-        looked_up = store.stats.since(before)
+        lookups = store.stats.since(before)
         jobs = first_tokens(model, prompts[: self.timed], method, self.engine, store)
         cold = model.device.type != "cpu" or seconds <= WARM  # a CPU is warm from answering these prompts
         ttft = measure(jobs, model.device, WARM_UP if cold else 0)
@@ -146,7 +146,7 @@ class Trial(TrialFields, MethodConfig):
         few = prompts[: min(self.timed, SPARSE_PROMPTS)]
         stage("measuring what is left out")
         sparsity = self._sparsity(model, few)
-        whole = trial_measures.in_full(method, prompts, generations)
+        in_full_note = trial_measures.in_full(method, prompts, generations)
         record = Record(
             **trial_measures.quality(rows, samples, self.seed),
             **costs(model, prompts, generations),
@@ -156,29 +156,29 @@ class Trial(TrialFields, MethodConfig):
             ttft_s=ttft,
             ttft_full_s=full,
             prompt_tokens=mean([len(prompt) for prompt in prompts]),
-            hit_rate=looked_up.hit_rate,
-            misses=dict(looked_up.reasons) if looked_up.hits + looked_up.misses else None,
+            hit_rate=lookups.hit_rate,
+            misses=dict(lookups.reasons) if lookups.hits + lookups.misses else None,
             seconds=seconds,
             device=device_name(model.device),
             versions=versions() | data.versions(self.data) | own.versions(),
             sparsity=sparsity,
             faithfulness=self._judged(samples, texts),
-            note=" ".join(filter(None, (models.note_of(self.model), fewer, whole, self._unused(sparsity, few)))),
+            note=" ".join(filter(None, (models.note_of(self.model), fewer, in_full_note, self._unused(sparsity, few)))),
             receipts=receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
         return record, rows
 
     def _opened(self, method: Method, loaded: Loaded) -> MemoryStore:
-        """Return an empty store in memory, in front of the folder or URL of cached blocks if one is given."""
-        behind: Store | None = None
+        """Return an empty store in memory, backed by the folder or URL of cached blocks if one is given."""
+        backing: Store | None = None
         if isinstance(method, Reuse) and (place := self.store or self.prepared):
-            behind = opened(place, kind_of(loaded.model, method.prepare, loaded.tokenizer), new=bool(self.store))
-            behind = KeepingStore(behind) if self.store else behind
-        return MemoryStore(int(self.store_gib * 2**30), behind=behind)
+            backing = opened(place, kind_of(loaded.model, method.prepare, loaded.tokenizer), new=bool(self.store))
+            backing = KeepingStore(backing) if self.store else backing
+        return MemoryStore(int(self.store_gib * 2**30), behind=backing)
 
     def _sparsity(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> dict[str, Any] | None:
-        """Return what the sparse method keeps and misses on `prompts`; None without one."""
+        """Return what the sparse method keeps and misses on `prompts`; None without a sparse method."""
         tiles = self.tiles()
         return None if tiles is None else measure_sparsity(model, prompts, tiles.ready(model), self.chunk).record()
 
@@ -202,7 +202,7 @@ class Trial(TrialFields, MethodConfig):
         return times[key]
 
     def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return how well passages support the answers; None without a judge."""
+        """Return how well the passages support the answers; None without a judge."""
         if self.faithfulness is None:
             return None
         return asdict(
@@ -210,23 +210,20 @@ class Trial(TrialFields, MethodConfig):
         )
 
     def _unused(self, sparsity: dict[str, Any] | None, prompts: Sequence[Prompt]) -> str:
-        """Return a hint if a sparse method left out nothing, with options for prompts of this length; else ""."""
+        """Return a hint if a sparse method dropped nothing, with options for prompts of this length; else ""."""
         if sparsity is None or sparsity["density"] < 1 or registry.parse(self.sparse)[0] == "dense":
             return ""
         length = max(map(len, prompts))
         fits = for_short_prompts(self.sparse, length)
-        said = f"{self.sparse} keeps every tile of prompts of {length:,} tokens, so attention is dense here"
+        finding = f"{self.sparse} keeps every tile of prompts of {length:,} tokens, so attention is dense here"
         if registry.parse(self.sparse)[0] in CHUNKED and self.chunk is None:
             rows = max(128, getattr(self.tiles(), "size", 1))
-            return f"{said}: it selects among tokens of earlier chunks: add --chunk {rows}."
-        return (
-            f"{said}; options for such prompts: --sparse {fits!r}."
-            if fits != self.sparse
-            else f"{said}: choose smaller tiles."
-        )
+            return f"{finding}: it selects among tokens of earlier chunks: add --chunk {rows}."
+        more = f"; options for such prompts: --sparse {fits!r}." if fits != self.sparse else ": choose smaller tiles."
+        return finding + more
 
     def corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
-        """Return the passages that neighbours come from, where the preparation has any."""
+        """Return the passages that neighbours come from, if the preprocessing uses any."""
         policy, _ = registry.found(preparations.__name__, self.prepare, ("corpus",))
         if not hasattr(policy, "neighbours"):
             return None
@@ -243,7 +240,7 @@ class Trial(TrialFields, MethodConfig):
     ) -> list[Generation]:
         """Generate greedy answers to prompts; cached blocks come from `store` and stay in it.
 
-        They are answered in batches, or over pages `batch` at a time, where one that ends makes room for the next.
+        Prompts run in batches or, over pages, `batch` at a time, where a finished request is replaced by the next.
         """
         model, tokenizer, layout = loaded
         method = method or self.method()
@@ -262,8 +259,8 @@ class Trial(TrialFields, MethodConfig):
             if watch:
                 watch.expect(batch, tell)
             stage("answering")
-            asked = [prompts[i] for i in batch]
-            answered = generating.answer(model, tokenizer, asked, method, store, progress=tell, **options)
+            batch_prompts = [prompts[i] for i in batch]
+            answered = generating.answer(model, tokenizer, batch_prompts, method, store, progress=tell, **options)
             generations += answered.generations
             if watch:
                 watch(batch, answered)
@@ -272,20 +269,20 @@ class Trial(TrialFields, MethodConfig):
         return generations
 
 
-def _spec(name: str, given: Any) -> str:
+def _spec(name: str, policy: Any) -> str:
     """Register a policy object, and return its spec."""
-    if is_dataclass(given) and not isinstance(given, type):
-        if not type(given).__module__.startswith(f"workbench.methods.{name}"):
-            own.register(type(given))
-        return registry.spec_of(given)
-    if name == "select" and callable(given) and not isinstance(given, type):
-        return registry.spec_of(own_function.selector(given))
+    if is_dataclass(policy) and not isinstance(policy, type):
+        if not type(policy).__module__.startswith(f"workbench.methods.{name}"):
+            own.register(type(policy))
+        return registry.spec_of(policy)
+    if name == "select" and callable(policy) and not isinstance(policy, type):
+        return registry.spec_of(own_function.selector(policy))
     what = "a policy" if name != "select" else "a function, or a policy"
-    raise BadInput(f"{name} is {shown(given)}: a name, or {what} as those of workbench.methods.{name}, is needed")
+    raise BadInput(f"{name} is {shown(policy)}: a name, or {what} as those of workbench.methods.{name}, is needed")
 
 
 def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Yield indices in order, grouped to at most `most` requests and `tokens` tokens (a longer prompt goes alone)."""
+    """Yield indices in order, grouped to at most `most` requests and `tokens` tokens (a longer prompt is alone)."""
     group: list[int] = []
     for i, length in enumerate(lengths):
         if group and (len(group) == most or sum(lengths[j] for j in group) + length > tokens):

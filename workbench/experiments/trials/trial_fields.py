@@ -1,4 +1,4 @@
-"""What a trial is asked for; nothing heavy is imported, so that `workbench trial --help` is there at once."""
+"""Options of a trial. Has no slow imports, so that `workbench trial --help` is fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LEAST = {"samples": 1, "batch": 1, "max_new_tokens": 1, "timed": 1, "seed": 0}
 
 @dataclass(frozen=True, repr=False)
 class TrialFields(MethodFields):
-    """A method on a model and questions; `store_gib` is the budget of the store of cached blocks."""
+    """A method on a model and questions; `store_gib` is the size of the in-memory store of cached blocks."""
 
     model: ModelName
     data: DataName = "lab"
@@ -48,30 +48,30 @@ class TrialFields(MethodFields):
     ] = "auto"
 
 
-def check_fields(given: Mapping[str, Any]) -> None:
-    """Raise BadInput for the first field that can be refused before anything heavy is imported."""
-    check_numbers(given)
-    check_choices(given)
-    if (store := given.get("store")) is not None and (given.get("mode") != "block" or given.get("prepared")):
-        raise BadInput(f"store {store!r} is for mode block, and stands for prepared: give one of them")
+def check_fields(values: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first field that can be rejected before slow imports."""
+    check_numbers(values)
+    check_choices(values)
+    if (store := values.get("store")) is not None and (values.get("mode") != "block" or values.get("prepared")):
+        raise BadInput(f"store {store!r} is for mode block, and replaces prepared: give one of them")
 
 
-def check_sizes(given: Mapping[str, Any]) -> None:
-    """Raise BadInput for more passages than generated data have, and more new tokens than a model's context."""
-    if (passages := given.get("passages")) is not None and data.is_generated(given["data"]):
-        data.load(given["data"], 1, given.get("seed", 0), passages)
-    if (count := given.get("max_new_tokens", 0)) > AMPLE:
-        check_length(count, model_card.describe(folder(given["model"]))["context"])
+def check_sizes(values: Mapping[str, Any]) -> None:
+    """Raise BadInput for more passages than generated data have, and for more new tokens than a model's context."""
+    if (passages := values.get("passages")) is not None and data.is_generated(values["data"]):
+        data.load(values["data"], 1, values.get("seed", 0), passages)
+    if (count := values.get("max_new_tokens", 0)) > AMPLE:
+        check_length(count, model_card.describe(folder(values["model"]))["context"])
 
 
-def check_numbers(given: Mapping[str, Any]) -> None:
-    """Raise BadInput for the first number of a trial that is too small; fields that are not given are not looked at."""
+def check_numbers(values: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first number of a trial that is too small; missing fields are skipped."""
     for name, least in LEAST.items():
-        if name in given and not _fits(given[name], least):
-            raise BadInput(f"{name} is {given[name]!r}: a whole number of at least {least} is needed")
-    if (passages := given.get("passages")) is not None and not _fits(passages, 1):
+        if name in values and not _fits(values[name], least):
+            raise BadInput(f"{name} is {values[name]!r}: a whole number of at least {least} is needed")
+    if (passages := values.get("passages")) is not None and not _fits(passages, 1):
         raise BadInput(f"passages is {passages!r}: a whole number of at least 1 is needed, or none")
-    gib = given.get("store_gib", 1)
+    gib = values.get("store_gib", 1)
     if not isinstance(gib, int | float) or not 0 < gib < float("inf"):
         raise BadInput(f"store_gib is {gib!r}: a positive number is needed")
 

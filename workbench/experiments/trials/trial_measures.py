@@ -1,6 +1,6 @@
-"""What a trial needs besides its answers: room, requests to time, receipts, costs, and full attention beside it.
+"""Measurements of a trial besides its answers: requests to time, receipts, costs, and references of full attention.
 
-They are kept with the model, on the CPU, up to `room()` bytes; what comes after that is computed again in every trial.
+References are cached per model on the CPU, up to `room()` bytes; those beyond that are recomputed in every trial.
 """
 
 import os
@@ -25,35 +25,35 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics import answers, cost, fidelity
 from workbench.metrics.answers import Records
-from workbench.metrics.fidelity import Reference, Tokens
+from workbench.metrics.fidelity import Reference
 from workbench.metrics.latency import Quantiles
 from workbench.metrics.quality import Quality, summary
 from workbench.models.loading import Loaded
 from workbench.store import UNLIMITED, MemoryStore, Store, fingerprint
 
-OF_ANSWER = {"em": answers.exact_match, "f1": answers.f1, "contains": answers.contains}  # of one answer
+OF_ANSWER = {"em": answers.exact_match, "f1": answers.f1, "contains": answers.contains}
 
 
 def row(sample: Sample, answer: str, compared: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the row of a question and its answer; `compared` is what `fidelity.compare` says of it."""
+    """Return the row of a question and its answer; `compared` is its row of `fidelity.compare`."""
     expected = sample.answers[0] if sample.answers else None
     about = {"id": sample.id, "kind": sample.kind, "asked": sample.question, "answer": answer, "expected": expected}
     return about | scores(answer, sample.answers) | (compared or {})
 
 
 def scores(answer: str, aliases: Sequence[str], before: str = "") -> dict[str, float | None]:
-    """Return every score of one answer, by its name with `before` in front; None without gold answers."""
+    """Return the scores of one answer by name, prefixed with `before`; None without gold answers."""
     return {before + name: of(answer, aliases) if aliases else None for name, of in OF_ANSWER.items()}
 
 
 def quality(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Any]:
-    """Return the fields of `Quality` of some questions and their rows."""
+    """Return the fields of `Quality` for some questions and their rows."""
     scored = answers.score([row["answer"] for row in rows], [sample.answers for sample in samples], seed)
     return asdict(scored) | (summary(rows, seed) if "kl" in rows[0] else {})
 
 
 def by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Quality]:
-    """Return the scores of every kind of question."""
+    """Return the scores of each kind of question."""
     of_kind: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         of_kind.setdefault(row["kind"], []).append(i)
@@ -63,22 +63,22 @@ def by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Qu
     }
 
 
-BYTES = 1 << 29  # kept in any case
+BYTES = 1 << 29  # minimum cache size
 SHARE = 8  # references may take 1 / SHARE of free memory
 
 _KEPT: WeakKeyDictionary[PreTrainedModel, "Kept"] = WeakKeyDictionary()
 
 
 def room() -> int:
-    """Return how many bytes of references a process keeps: 500 questions of a large vocabulary take some GB."""
+    """Return how many bytes of references a process caches: 500 questions with a large vocabulary take some GB."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return max(BYTES, free // SHARE)
 
 
 class Kept:
-    """References of one state of a model's weights, by batch: prompts, gold answers, how long an answer may be.
+    """References of one state of a model's weights, by batch: prompts, gold answers, maximum answer length.
 
-    `times` are full attention's to its first token, by the prompts and the engine.
+    `times` are full attention's times to first token, by prompts and engine.
     """
 
     def __init__(self, fingerprint: str):
@@ -88,14 +88,14 @@ class Kept:
         self.references: dict[object, Reference] = {}
 
     def put(self, key: object, one: Reference) -> None:
-        """Keep a reference where it still fits: every trial asks in the same order, so none is given up for another."""
+        """Cache a reference if it fits. Nothing is evicted, because every trial uses references in the same order."""
         if key not in self.references and self.bytes + one.nbytes <= self.room:
             self.references[key] = replace(one, logits=one.logits.cpu().clone())
             self.bytes += one.nbytes
 
 
 def kept(model: PreTrainedModel) -> Kept:
-    """Return what is kept of a model as it is now."""
+    """Return the cache of a model in its current state."""
     state = f"{fingerprint(model)} {model.dtype} {model.device}"
     if model not in _KEPT or _KEPT[model].fingerprint != state:
         _KEPT[model] = Kept(state)
@@ -103,16 +103,16 @@ def kept(model: PreTrainedModel) -> Kept:
 
 
 def content_of(prompts: Sequence[Prompt]) -> object:
-    """Return what tells prompts from others."""
+    """Return a key that distinguishes prompts."""
     return tuple(tuple(block.content for block in prompt.blocks) for prompt in prompts)
 
 
 class Watch:
     """Compares the batches that a trial answers with full attention.
 
-    rows      what `fidelity.compare` returns of a question, and full attention's scores: full_em, full_f1, …
-    full      seconds of full attention to its first token, of the prompts that it computed alone
-    seconds   what watching took, which is no time of the method's
+    rows      what `fidelity.compare` returns for each question, and full attention's scores: full_em, full_f1, …
+    full      seconds of full attention to its first token, for prompts that it computed alone
+    seconds   time spent here, which is not the method's
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Watch:
         self.seconds = 0.0
 
     def expect(self, batch: Sequence[int], progress: Callable[[int, int], None]) -> None:
-        """Let full attention answer a batch first, on a CPU: its pace tells how long the trial takes."""
+        """On a CPU, run full attention on a batch first: its pace shows how long the trial takes."""
         if self.method != Full() and self.loaded.model.device.type == "cpu":
             stage("full attention")
             begin = time.perf_counter()
@@ -136,7 +136,7 @@ class Watch:
             self.seconds += time.perf_counter() - begin
 
     def __call__(self, batch: Sequence[int], answered: Answered) -> None:
-        """Record the answers to a batch of question numbers; overwrites cache rows behind the prompts."""
+        """Compare the answers to a batch of question indices; overwrites the KV after the prompts."""
         begin = time.perf_counter()
         known = self.known or self._known(batch, answered)
         self.known = []
@@ -149,35 +149,32 @@ class Watch:
     def _known(
         self, batch: Sequence[int], answered: Answered | None = None, progress: Callable[[int, int], None] | None = None
     ) -> list[Reference]:
-        """Return the references of a batch: all from the cache, or all computed now.
+        """Return the references of a batch: either all from the cache, or all computed now.
 
         They are cached per batch, not per question: a different batch rounds differently, and records would depend on
         what the process computed before.
         """
-        together = tuple(self._key(self.prompts[i], self.gold[i]) for i in batch)
-        keys = [(together, place) for place in range(len(batch))]
-        if all(key in self.kept.references for key in keys):
-            return [self.kept.references[key] for key in keys]
         model, tokenizer, layout = self.loaded
         gold, options = [self.gold[i] for i in batch], (self.max_new_tokens, layout.stop)
-        if answered is not None and self.method == Full():  # full attention is the measured method itself
-            made = fidelity.references(model, tokenizer, answered, gold, *options)
+        batch_key = content_of([self.prompts[i] for i in batch]), tuple(gold), options
+        keys = [(batch_key, place) for place in range(len(batch))]
+        if all(key in self.kept.references for key in keys):
+            return [self.kept.references[key] for key in keys]
+        if answered is not None and self.method == Full():  # the method itself is full attention
+            found = fidelity.references(model, tokenizer, answered, gold, *options)
         else:
-            made = fidelity.reference(model, tokenizer, [self.prompts[i] for i in batch], gold, *options, progress)
-        for key, one in zip(keys, made, strict=True):
+            found = fidelity.reference(model, tokenizer, [self.prompts[i] for i in batch], gold, *options, progress)
+        for key, one in zip(keys, found, strict=True):
             self.kept.put(key, one)
-        return made
-
-    def _key(self, prompt: Prompt, gold: Tokens) -> object:
-        return content_of([prompt]), gold, self.max_new_tokens, self.loaded.layout.stop
+        return found
 
 
 def first_tokens(
     model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, engine: str, kept: Store | None = None
 ) -> Iterator[Callable[[], int]]:
-    """Yield one job a prompt: from its token ids to its first new token, with its cached blocks in a store already.
+    """Yield one job per prompt: from its token ids to its first new token, with its cached blocks already in a store.
 
-    Blocks that `kept` holds are taken from there, before the job, and are not encoded once more.
+    Blocks are taken from `kept` if it has them, before the job, instead of being encoded again.
     """
     for number, prompt in enumerate(prompts, 1):
         stage(f"timing the first token, {number} of {len(prompts)}")
@@ -190,25 +187,25 @@ def first_tokens(
 
 
 def receipts(samples: Sequence[Sample], generations: Sequence[Generation]) -> list[dict[str, Any]]:
-    """Return {id, at, receipt} of every request.
+    """Return {id, at, receipt} of each request.
 
-    `at`: seconds until its batch was begun, without the work between batches.
+    `at`: seconds until its batch started, without the work between batches.
     """
     rows: list[dict[str, Any]] = []
     at = until = 0.0
-    last = 0  # the request that begins the next batch
+    next_batch = 0  # its first request
     for number, (sample, generation) in enumerate(zip(samples, generations, strict=True)):
         receipt = generation.receipt
         assert receipt is not None
-        if number == last:
-            at, last = until, number + receipt.batch
+        if number == next_batch:
+            at, next_batch = until, number + receipt.batch
             until = at + sum(receipt.seconds.values())
         rows.append({"id": sample.id, "at": at, "receipt": receipt.to_json()})
     return rows
 
 
 def costs(model: PreTrainedModel, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> dict[str, Any]:
-    """Return the fields of `Record` about rows, operations, bytes, preprocessing and parameters."""
+    """Return the fields of `Record` on rows, FLOPs, bytes, preprocessing and parameters."""
     shape, layers = cost.shape_of(model), model.config.get_text_config().num_hidden_layers
     costs = [cost.of_passes(shape, one.passes, one.rows_reused, model.dtype.itemsize) for one in generations]
     means = {name: mean([getattr(one, name) for one in generations]) for name in ("rows_computed", "rows_reused")}
@@ -222,7 +219,7 @@ def costs(model: PreTrainedModel, prompts: Sequence[Prompt], generations: Sequen
 
 
 def in_full(method: Method, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> str:
-    """Say that a correction computed every prompt whole, and why; "" where it reused some, or has no reason to."""
+    """Return a note that a correction computed every prompt in full, and why; "" if it reused some or has no reason."""
     correction = getattr(method, "correct", None)
     why = getattr(correction, "IN_FULL", "")
     if not why or any(one.rows_computed < len(prompt) for one, prompt in zip(generations, prompts, strict=True)):
@@ -231,7 +228,7 @@ def in_full(method: Method, prompts: Sequence[Prompt], generations: Sequence[Gen
 
 
 def _preprocess_ms(generations: Sequence[Generation]) -> float | None:
-    """Return the ms of encoding per token of passages missing in the store; None if none was missing."""
+    """Return the encoding time in ms per token of passages missing in the store; None if none was missing."""
     known = [one.receipt for one in generations if one.receipt is not None]
     tokens = sum(block.tokens for one in known for block in one.blocks if block.status == "encoded")
     seconds = sum(one.seconds.get("encode", 0.0) / one.batch for one in known)
@@ -244,7 +241,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
-    """Raise BadInput where the longest prompt leaves a model of `context` tokens no room for an answer."""
+    """Raise BadInput if the longest prompt leaves a model of `context` tokens no room for an answer."""
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
     if context and len(prompts[longest]) >= context:
         raise BadInput(

@@ -1,10 +1,10 @@
-"""One page of verdicts on a model: does reuse of blocks compute what it should, beside what rounding alone changes?
+"""Verify a model: check that block reuse computes what it should, up to the effect of rounding.
 
     page = verify_model(loaded.model, prompts)
     page.whole, page.verdicts
 
-Differences are relative: ‖ours − expected‖ / ‖expected‖. What is allowed is FACTOR times the noise floor of the dtype,
-which is measured first, and at least LEAST, which the tests of the families hold.
+Differences are relative: ‖ours − expected‖ / ‖expected‖. The tolerance is FACTOR times the noise floor of the dtype,
+which is measured first, and at least LEAST, the tolerance of the family tests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ from workbench.store import UNLIMITED, MemoryStore
 FACTOR = 4.0
 LEAST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 FINER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
-LARGEST = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}  # noise floors
+LARGEST = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}  # of noise floors
 COPIED = 200_000_000  # maximum number of parameters for a copy in a finer dtype
 FLOORS, EXACT = ("order of sums", "rounding"), ("finite", "misses")
 WHAT = {
@@ -56,7 +56,7 @@ Prompts = Sequence[Prompt]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One check: the largest difference over the prompts, and what is allowed; `detail` says what was compared."""
+    """One check: the largest difference over the prompts, and the tolerance; `detail` states what was compared."""
 
     name: str
     value: float
@@ -65,7 +65,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is a number and is allowed."""
+        """Whether the difference is within the tolerance, and not nan."""
         return self.value <= self.allowed  # False for nan
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdicts on a model."""
+    """Verdicts on a model."""
 
     model: str
     dtype: str
@@ -103,7 +103,7 @@ class Verification:
 
 
 def random_prompts(model: PreTrainedModel, count: int = 2, blocks: int = 4, length: int = 32, seed: int = 0) -> Prompts:
-    """Draw prompts of `blocks` blocks and a question, `length` random token ids each."""
+    """Draw prompts of `blocks` blocks and a question, each of `length` random token ids."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, attach(model).vocabulary, (count, blocks + 1, length), generator=draw).tolist()
     return [Prompt(tuple(Block(tuple(tokens)) for tokens in each)) for each in ids]
@@ -114,23 +114,24 @@ def verify_model(
 ) -> Verification:
     """Check a model on prompts of at least two context blocks each, the first of them the system prompt.
 
-    Raises BadInput before any work for no prompt, for one of fewer blocks, and for one that the model cannot take.
+    Raises BadInput, before any work, without prompts, for one with too few blocks, and for one that the model cannot
+    take.
     """
     spec = attach(model)
     _check(prompts)
     for prompt in prompts:
         spec.check_tokens(prompt.tokens)
     steps = [_finite, _floor, _finer, _stock, _rotation, _recomputed, _first_reuse]
-    found: dict[str, list[float]] = {}
+    differences: dict[str, list[float]] = {}
     if progress:
         progress(0, len(steps))
     for at, step in enumerate(steps, 1):
         for prompt in prompts:
             for what, value in step(model, prompt).items():
-                found.setdefault(what, []).append(value)
+                differences.setdefault(what, []).append(value)
         if progress:
             progress(at, len(steps))
-    worst = {what: _largest(values) for what, values in found.items()}
+    worst = {what: _largest(values) for what, values in differences.items()}
     floor = _largest([worst[what] for what in FLOORS if what in worst])
     verdicts = tuple(Verdict(what, worst[what], _allowed(what, floor, spec.dtype), WHAT[what]) for what in worst)
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -155,18 +156,18 @@ def _allowed(what: str, floor: float, dtype: torch.dtype) -> float:
 
 
 def _largest(values: Iterable[float]) -> float:
-    """Return the largest value; nan where one is."""
+    """Return the largest value; nan if one is nan."""
     return float(torch.tensor(list(values), dtype=torch.float64).max())
 
 
-def _apart(ours: Tensor, expected: Tensor) -> float:
+def _relative(ours: Tensor, expected: Tensor) -> float:
     """Return the relative L2 distance."""
     ours, expected = ours.double(), expected.to(ours.device).double()
     return float((ours - expected).norm() / expected.norm().clamp_min(1e-300))
 
 
 def _full(model: PreTrainedModel, prompt: Prompt) -> Tensor:
-    """Return the question's logits [Q, V] under full attention, by this engine."""
+    """Return the question's logits [Q, V] under full attention, from this engine."""
     return _logits(model, prompt, Plan(torch.arange(len(prompt))), empty(model, len(prompt)))
 
 
@@ -178,7 +179,7 @@ def _logits(model: PreTrainedModel, prompt: Prompt, plan: Plan, kv: KV) -> Tenso
 
 @torch.no_grad()
 def _plain(model: PreTrainedModel, prompt: Prompt) -> Tensor:
-    """Return the question's logits [Q, V] of transformers' own attention."""
+    """Return the question's logits [Q, V] from transformers' own attention."""
     attention = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
@@ -196,11 +197,11 @@ def _floor(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     request = PrefillRequest(prompt.tokens, plan, empty(model, len(prompt)))
     chunked = prefill_chunked(model, request, max(1, len(prompt) // 3), question).logits
     assert chunked is not None
-    return {"order of sums": _apart(chunked[-question:], _full(model, prompt))}
+    return {"order of sums": _relative(chunked[-question:], _full(model, prompt))}
 
 
 def _finer(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
-    """Compare with the same weights in a finer dtype, if the model is small enough for a copy."""
+    """Compare with the same weights in a finer dtype, if the model is small enough to copy."""
     dtype = FINER.get(model.dtype)
     if dtype is None or sum(weight.numel() for weight in model.parameters()) > COPIED:
         return {}
@@ -208,11 +209,11 @@ def _finer(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     copy.load_state_dict(model.state_dict())
     copy.tie_weights()
     finer: Any = copy.eval()  # transformers wraps `to` without types
-    return {"rounding": _apart(_plain(model, prompt), _plain(finer.to(device=model.device, dtype=dtype), prompt))}
+    return {"rounding": _relative(_plain(model, prompt), _plain(finer.to(device=model.device, dtype=dtype), prompt))}
 
 
 def _stock(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
-    return {"full prefill": _apart(_full(model, prompt), _plain(model, prompt))}
+    return {"full prefill": _relative(_full(model, prompt), _plain(model, prompt))}
 
 
 def _rotation(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
@@ -221,26 +222,26 @@ def _rotation(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     expected = _logits(model, prompt, Plan(rows, sees=block_attention(prompt)), kv)
     moved, end = assemble(model, prompt, encode_many(model, prompt.context)), prompt.starts[-1]
     pairs = zip(moved.keys, kv.keys, strict=True)
-    keys = _largest(_apart(ours[:, :end], theirs[:, :end]) for ours, theirs in pairs)
-    return {"rotated keys": keys, "rotation": _apart(_logits(model, prompt, Plan(prompt.question), moved), expected)}
+    keys = _largest(_relative(ours[:, :end], theirs[:, :end]) for ours, theirs in pairs)
+    return {"rotated keys": keys, "rotation": _relative(_logits(model, prompt, Plan(prompt.question), moved), expected)}
 
 
 def _recomputed(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
-    """Compare reuse that recomputes every token behind the system prompt with full attention."""
+    """Compare reuse that recomputes every token after the system prompt with full attention."""
     method = Reuse(select=select.named("first_k"), ratio=1.0)
     (last,) = finish(model, method.begin(model, [prompt]))
-    return {"100% recomputed": _apart(last, _full(model, prompt)[-1])}
+    return {"100% recomputed": _relative(last, _full(model, prompt)[-1])}
 
 
 def _first_reuse(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
-    """Ask twice through one store, then with the passages in another order; count what was missed."""
+    """Serve a prompt twice through one store, then with its passages in another order; count the misses."""
     store, method = MemoryStore(UNLIMITED), Reuse()
     (first,) = finish(model, method.begin(model, [prompt], store))
     before = store.stats
     (second,) = finish(model, method.begin(model, [prompt], store))
     system, *passages, question = prompt.blocks
-    turned = Prompt((system, *reversed(passages), question))
-    (moved,) = finish(model, method.begin(model, [turned], store))
-    (fresh,) = finish(model, method.begin(model, [turned]))
+    reordered = Prompt((system, *reversed(passages), question))
+    (moved,) = finish(model, method.begin(model, [reordered], store))
+    (fresh,) = finish(model, method.begin(model, [reordered]))
     missed = store.stats.since(before).misses
-    return {"misses": float(missed), "first reuse": _apart(second, first), "first move": _apart(moved, fresh)}
+    return {"misses": float(missed), "first reuse": _relative(second, first), "first move": _relative(moved, fresh)}

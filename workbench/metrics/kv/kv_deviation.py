@@ -1,4 +1,4 @@
-"""How far cached keys and values are from those of full attention, why, and what recomputing some tokens repairs."""
+"""Deviation of cached keys and values from full attention, its causes, and what recomputing tokens repairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Deviation:
 
 
 def deviation(cached: KV, exact: KV) -> Deviation:
-    """Return the deviation of `cached` from `exact`, the same tokens at the same positions.
+    """Return the deviation of `cached` from `exact`, KV of the same tokens at the same positions.
 
     Layers with fewer KV heads than others are padded with nan. Raises BadInput for KV of different shape or position.
     """
@@ -49,7 +49,7 @@ def deviation(cached: KV, exact: KV) -> Deviation:
     if shapes[0] != shapes[1] or cached.start != exact.start:
         raise BadInput(
             f"two KVs of [heads, tokens] {shapes[0][:1]} from position {cached.start} and {shapes[1][:1]} from "
-            f"{exact.start} cannot be compared; the same model, tokens and positions are needed"
+            f"{exact.start} cannot be compared: the same model, tokens and positions are needed"
         )
     return Deviation(_relative(cached.keys, exact.keys), _relative(cached.values, exact.values))
 
@@ -68,18 +68,18 @@ def _relative(cached: list[Tensor], exact: list[Tensor]) -> Tensor:
 
 
 def squared(cached: KV, exact: KV) -> Tensor:
-    """Return [T, L] squared distance of keys and values, summed over heads and channels (FusionRAG, equation 7)."""
+    """Return [T, L]: squared L2 distance of keys and values, summed over heads and channels (FusionRAG, equation 7)."""
     return torch.stack([gap(cached, exact, layer) for layer in range(len(exact.keys))], 1)
 
 
 def concentration(gaps: Tensor, points: int = 101) -> Tensor:
     """Return [points, L]: the share of a layer's deviation `gaps` [T, L] in its most deviating tokens.
 
-    Row i counts the share i / (points - 1) of the tokens (FusionRAG, figure 3a); nan in a layer without deviation.
+    Row i is for the share i / (points - 1) of the tokens (FusionRAG, figure 3a); nan in a layer without deviation.
     """
     worst = gaps.double().sort(0, descending=True).values.cumsum(0)
-    held = torch.cat((torch.zeros_like(worst[:1]), worst))
-    return held[torch.linspace(0, len(gaps), points).round().long()] / worst[-1]
+    cumulative = torch.cat((torch.zeros_like(worst[:1]), worst))
+    return cumulative[torch.linspace(0, len(gaps), points).round().long()] / worst[-1]
 
 
 def full_attention_kv(model: PreTrainedModel, prompt: Prompt) -> KV:
@@ -91,15 +91,15 @@ def full_attention_kv(model: PreTrainedModel, prompt: Prompt) -> KV:
 
 @dataclass(frozen=True)
 class Causes:
-    """Deviation in three steps from cached keys and values to those of full attention; context tokens [T, L, H]."""
+    """Deviation of cached KV from full attention in three parts; context tokens [T, L, H]."""
 
-    position: Deviation  #: as cached, against re-encoded for the block's position; values do not depend on it
-    context: Deviation  #: re-encoded, against full attention: the missing cross-attention
-    precision: Deviation  #: stored with fewer bits and re-encoded, against kept as computed and re-encoded
+    position: Deviation  #: as cached, compared with re-encoded for the block's position; 0 for values
+    context: Deviation  #: re-encoded, compared with full attention: the missing cross-attention
+    precision: Deviation  #: rounded to the stored dtype and re-encoded, compared with re-encoded
 
 
 def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dtype = torch.bfloat16) -> Causes:
-    """Measure the three causes for `cached` KV of the context blocks, which a store would keep as `stored`.
+    """Measure the three causes for `cached` KV of the context blocks, which a store would hold in the dtype `stored`.
 
     The precision part is 0 unless the model computes with more bits than `stored` has.
     """
@@ -112,7 +112,7 @@ def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dt
 
 
 def _rounded(kv: KV, dtype: torch.dtype) -> KV:
-    """Return this KV rounded to a dtype and back, as by a store."""
+    """Return KV rounded to a dtype and back, as by a store."""
     keys, values = ([x.to(dtype).to(x.dtype) for x in half] for half in (kv.keys, kv.values))
     return KV(keys, values, kv.start)
 
@@ -121,10 +121,10 @@ def _rounded(kv: KV, dtype: torch.dtype) -> KV:
 class Repair:
     """Squared deviation from full attention [T, L] of all tokens of a prompt, before and after recomputing `rows`."""
 
-    before: Tensor  #: the question was computed over the cache alone
-    after: Tensor  #: `rows` were recomputed with it
+    before: Tensor  #: with the question computed over the unchanged cache
+    after: Tensor  #: with `rows` and the question computed
     rows: Tensor  #: [R]
-    question: int  #: its first position
+    question: int  #: first position of the question
 
     @property
     def context(self) -> Tensor:
@@ -133,7 +133,7 @@ class Repair:
 
     @property
     def chosen(self) -> Tensor:
-        """[L] share of the recomputed tokens' own squared deviation that is left, as they attend to stale tokens."""
+        """[L] share of the recomputed tokens' squared deviation that is left, because they attend to stale tokens."""
         return _left(self.before[self.rows], self.after[self.rows])
 
     @property
@@ -143,7 +143,7 @@ class Repair:
 
 
 def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Tensor], truth: KV) -> list[Repair]:
-    """Recompute each choice of context rows [R] in a copy of the assembled `kv`, and return one `Repair` a choice.
+    """Recompute each choice of context rows [R] in a copy of the assembled `kv`, and return one `Repair` per choice.
 
     `truth` is the KV of the whole prompt under full attention.
     """
@@ -161,26 +161,26 @@ def _left(before: Tensor, after: Tensor) -> Tensor:
 
 
 def context_gaps(cached: KVs, exact: KVs, prompts: Sequence[Prompt]) -> list[Tensor]:
-    """Return `squared` of the context of every prompt, [T, L] each on the CPU: the question is left out."""
+    """Return `squared` of the context of each prompt, [T, L] on the CPU, without the question."""
     return [
         squared(kv, truth)[: prompt.starts[-1]].cpu() for kv, truth, prompt in zip(cached, exact, prompts, strict=True)
     ]
 
 
 def document_mean(values: Sequence[Tensor], prompts: Sequence[Prompt]) -> float:
-    """Return the mean of `values` [T of the context] over all tokens behind the first block of every prompt."""
+    """Return the mean of `values` [T of the context] over all tokens after the first block of each prompt."""
     documents = [value[prompt.starts[1] :] for value, prompt in zip(values, prompts, strict=True)]
     return float(torch.cat(documents).mean())
 
 
 def mean_concentration(gaps: Sequence[Tensor], prompts: Sequence[Prompt], points: int = 101) -> Tensor:
-    """Return `concentration` [points, L] of the tokens behind the first block, mean over prompts."""
+    """Return `concentration` [points, L] of the tokens after the first block, mean over prompts."""
     curves = [concentration(gap[prompt.starts[1] :], points) for gap, prompt in zip(gaps, prompts, strict=True)]
     return torch.stack(curves).nanmean(0)
 
 
 def concentration_records(curves: Mapping[str, Tensor]) -> Records:
-    """Return `mean_concentration` by preparation as records {preparation, name, at, mean}; layer 0 is left out."""
+    """Return `mean_concentration` by preprocessing as records {preparation, name, at, mean}; layer 0 is left out."""
     return [
         {"preparation": name, "name": f"layer {layer}", "at": x / (len(curve) - 1), "mean": float(curve[x, layer])}
         for name, curve in curves.items()
@@ -197,9 +197,9 @@ CAUSES = {  # field of `Causes` → description
 
 
 def cause_records(model: PreTrainedModel, prompts: Sequence[Prompt], cached: Sequence[KVs]) -> Records:
-    """Measure `causes` of every prompt: records {prompt, cause, name, part (keys or values), at (layer), mean}.
+    """Measure `causes` of each prompt: records {prompt, cause, name, part (keys or values), at (layer), mean}.
 
-    `mean` is the relative L2 error over heads and tokens behind the first passage. It has all its context already.
+    `mean` is the relative L2 error over heads and tokens after the first passage, which lacks no context.
     """
     records = []
     for index, (prompt, kvs) in enumerate(zip(prompts, cached, strict=True)):
@@ -220,7 +220,7 @@ def mean_causes(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
 def repairs(
     model: PreTrainedModel, prompts: Sequence[Prompt], cached: KVs, rows: Mapping[str, Sequence[Tensor]], exact: KVs
 ) -> dict[str, list[Repair]]:
-    """Recompute the `rows` that every selector chose, a tensor a prompt: one `Repair` a prompt, by selector."""
+    """Recompute the `rows` that each selector chose, one tensor per prompt: a `Repair` per prompt, by selector."""
     choices = zip(*rows.values(), strict=True)
     by_prompt = [repair(model, *each) for each in zip(prompts, cached, choices, exact, strict=True)]
     return {spec: [measured[i] for measured in by_prompt] for i, spec in enumerate(rows)}

@@ -1,4 +1,4 @@
-"""Measures of position re-encoding: rounding errors, exactness by model family, drift compared with naive positions."""
+"""Errors of position re-encoding: rounding, exactness by model family, drift compared with naive positions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ POSITIONS: Mapping[str, Positions] = {"block": "re-encoded", "naive": "naive"}
 def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Compare the question after reuse ("block", "naive") with the question under full attention.
 
-    Returns records {mode, layer, error}, relative L2 over the question's keys and values, one number a prompt; and
-    records {mode, kl, agree, low, high} of the first token: divergence in nats, one number a prompt, and the share of
+    Returns records {mode, layer, error}, relative L2 over the question's keys and values, one value per prompt; and
+    records {mode, kl, agree, low, high} of the first token: divergence in nats, one value per prompt, and the share of
     equal tokens with Wilson's 95% interval.
     """
     by_mode: dict[str, list[tuple[list[float], float, bool]]] = {mode: [] for mode in POSITIONS}
@@ -68,7 +68,7 @@ def _first_token(model: PreTrainedModel, request: PrefillRequest) -> Tensor:
 
 
 def _errors(kv: KV, exact: KV, begin: int) -> list[float]:
-    """Return the relative L2 distance of the tokens from `begin` on, per layer, keys and values together."""
+    """Return the relative L2 distance of the tokens from `begin` on, keys and values together, per layer."""
     errors = []
     for k, v, k0, v0 in zip(kv.keys, kv.values, exact.keys, exact.values, strict=True):
         ours = torch.cat((k[:, begin:], v[:, begin:]), -1).float()
@@ -81,8 +81,8 @@ def _errors(kv: KV, exact: KV, begin: int) -> list[float]:
 class KeyRotation:
     """Some channel pairs of one key, as cached and as the model computes them at other positions."""
 
-    pairs: tuple[int, ...]  #: numbers of the channel pairs [P]
-    inv_freq: np.ndarray  #: [P] radians a token
+    pairs: tuple[int, ...]  #: [P] indices of the channel pairs
+    inv_freq: np.ndarray  #: [P] radians per token
     cached: np.ndarray  #: [P, 2] encoded with its block at position 0
     distances: tuple[int, ...]  #: [N] tokens
     in_place: np.ndarray  #: [N, P, 2] computed by the model with the block at each distance
@@ -91,10 +91,10 @@ class KeyRotation:
 def key_rotation(
     model: PreTrainedModel, block: Block, token: int, layer: int, head: int, distances: Sequence[int], count: int = 6
 ) -> KeyRotation:
-    """Compute the key of token number `token` of `block` in one layer and KV head, with its block at each distance.
+    """Compute the key of token `token` of `block` in one layer and KV head, with the block at each distance.
 
-    `count` channel pairs are taken, from the fastest to the slowest. Distances beyond the model's context are left
-    out. Raises BadInput for a layer, head or token that is not there.
+    Selects `count` channel pairs, from the fastest to the slowest. Distances beyond the model's context are left out.
+    Raises BadInput for a layer, head or token that does not exist.
     """
     spec = attach(model)
     if not -spec.layers <= layer < spec.layers:
@@ -150,8 +150,8 @@ def shift_errors(
 
     The error is the relative L2 distance from exact (fp64) rotation over `keys` random normal keys of 2·len(inv_freq)
     channels. A key, exact in bf16 before RoPE, is cached `start` tokens into its block and shifted by `distance`
-    tokens. bf16 caches hold what a bf16 model's own RoPE gives, and every scheme hands bf16 keys on. Chained schemes
-    get there in 20 steps.
+    tokens. bf16 caches hold the output of a bf16 model's own RoPE, and every scheme returns bf16 keys. Chained schemes
+    take 20 steps.
     """
     x = torch.randn(1, keys, 2 * len(inv_freq), generator=torch.Generator().manual_seed(seed)).bfloat16().double()
     records = []
@@ -185,7 +185,7 @@ def _chained(rotation: Callable[..., Tensor], keys: Tensor, distance: int, w: Te
 
 
 def _rope(x: Tensor, distance: int, w: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Apply RoPE to `x` as a model of `dtype` does: for bf16, cos and sin are rounded, and products are in bf16."""
+    """Apply RoPE to `x` as a model of `dtype` does: in bf16, cos and sin are rounded, and products are in bf16."""
     angle = distance * w.to(torch.promote_types(dtype, torch.float32))
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     a, b = x.chunk(2, -1)
@@ -207,7 +207,7 @@ TINY = {
 
 
 def tiny(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
-    """Make a random model of `config` (with a `model_type`) in the smallest shape that has every part, fp32."""
+    """Return a random fp32 model of `config` (with a `model_type`), in the smallest shape that has every part."""
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**TINY, **config})).eval()
 
@@ -219,7 +219,7 @@ def tiny_configs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def exactness(seed: int = 0, blocks: int = 8, length: int = 12) -> list[dict[str, Any]]:
-    """Compare `blocks` re-encoded from position 0 with blocks computed in place: {family, …} of `differences`."""
+    """Compare `blocks` re-encoded from position 0 with blocks computed in place: {family} and `differences`."""
     records = []
     for name, config in tiny_configs():
         model = tiny(config, seed)
@@ -230,9 +230,10 @@ def exactness(seed: int = 0, blocks: int = 8, length: int = 12) -> list[dict[str
 
 
 def differences(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
-    """Largest absolute differences between re-encoded blocks and blocks computed in place under the block mask.
+    """Return the largest absolute differences between re-encoded blocks and blocks computed in place.
 
-    `naive`: of the question's `logits` where keys keep their cached positions; `distance`: the furthest shift (tokens).
+    The latter are computed under the block mask. `naive` is the difference of the question's `logits` with keys at
+    their cached positions; `distance` is the largest shift (tokens).
     """
     exact = empty(model, len(prompt))
     rows = torch.arange(len(prompt))

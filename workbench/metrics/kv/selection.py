@@ -1,4 +1,4 @@
-"""Which tokens methods select and compute, before and at a request; their agreement; neighbours of passages."""
+"""Tokens that methods select and compute, offline and online; their agreement; neighbours of passages."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ class TokenStages:
     offline: Tensor  #: cached before the request
     scored: Tensor  #: computed online in some layers, by the selector
     online: Tensor  #: computed online in all layers
-    encoded: int  #: tokens that were encoded to cache them, neighbours included
-    rows: float  #: tokens computed online, with passes of the selector counted by their share of layers
+    encoded: int  #: tokens encoded for the cache, neighbours included
+    rows: float  #: tokens computed online; passes of the selector count by their share of layers
 
 
 def published(corpus: Corpus, ratio: float = 0.15, n: int = 10) -> dict[str, Method]:
@@ -53,8 +53,8 @@ def published(corpus: Corpus, ratio: float = 0.15, n: int = 10) -> dict[str, Met
 
 
 def token_stages(model: PreTrainedModel, prompt: Prompt, methods: Mapping[str, Method]) -> dict[str, TokenStages]:
-    """Plan one request by every method, over an empty store each, without the last forward pass."""
-    layers, found = model.config.get_text_config(decoder=True).num_hidden_layers, {}
+    """Plan one request by each method over an empty store, without the last forward pass."""
+    layers, stages = model.config.get_text_config(decoder=True).num_hidden_layers, {}
     for name, method in methods.items():
         store = RecordingStore(MemoryStore(1 << 34))
         (ready,) = method.begin(model, [prompt], store)
@@ -64,22 +64,22 @@ def token_stages(model: PreTrainedModel, prompt: Prompt, methods: Mapping[str, M
             scored[list(part.rows)] = True
         offline[: prompt.starts[-1]] = isinstance(method, Reuse)
         encoded = sum(len(kv) for key in store.stored if (kv := store.get(key)) is not None)
-        found[name] = TokenStages(offline, scored, online, encoded, rows_charged(ready.passes, layers))
-    return found
+        stages[name] = TokenStages(offline, scored, online, encoded, rows_charged(ready.passes, layers))
+    return stages
 
 
 MEASURES = ("jaccard", "smaller")
 
 
 def agreement(rows: Mapping[str, Sequence[Tensor]], measure: str = "jaccard") -> np.ndarray:
-    """Return [M, M] overlap of the rows that M methods choose, mean over the prompts in which either chooses any.
+    """Return [M, M] overlap of the rows that M methods select, mean over the prompts in which either selects any.
 
-    measure  "jaccard": tokens that both choose, of those that either does; "smaller": of those of the smaller choice
+    measure  "jaccard": tokens that both select, of those that either does; "smaller": of those of the smaller selection
     """
     if measure not in MEASURES:
         raise not_allowed("measure", measure, MEASURES)
     if len({len(choices) for choices in rows.values()}) > 1:
-        raise BadInput("every method must choose for the same prompts: one list of rows a prompt")
+        raise BadInput("methods must select for the same prompts: one tensor of rows per prompt is needed")
     sets = [[set(choice.tolist()) for choice in choices] for choices in rows.values()]
     return np.array([[_mean_overlap(a, b, measure) for b in sets] for a in sets])
 
@@ -101,33 +101,33 @@ def chosen(rows: Tensor, prompt: Prompt) -> Tensor:
 def by_offset(values: Sequence[Tensor], prompts: Sequence[Prompt], bins: int = 10, system: int = 1) -> np.ndarray:
     """Return [P, bins]: the mean of `values` [T of the context] of P prompts, by relative position in the block.
 
-    Tokens of the first `system` blocks are left out; nan where a bin has no token.
+    Tokens of the first `system` blocks are left out; nan if a bin has no token.
     """
-    places = [[np.arange(len(block)) * bins // len(block) for block in prompt.blocks[system:-1]] for prompt in prompts]
-    return _means(values, prompts, [np.concatenate([[], *place]).astype(int) for place in places], bins, system)
+    offsets = [[np.arange(len(block)) * bins // len(block) for block in prompt.blocks[system:-1]] for prompt in prompts]
+    return _means(values, prompts, [np.concatenate([[], *offset]).astype(int) for offset in offsets], bins, system)
 
 
 def by_block(values: Sequence[Tensor], prompts: Sequence[Prompt], system: int = 1) -> np.ndarray:
-    """Return [P, B]: the mean of `values` by document block, first, second, …, up to B; nan where there is none."""
+    """Return [P, B]: the mean of `values` by document block, first, second, …, up to B; nan if a prompt has fewer."""
     ranks = [prompt.block_of[prompt.starts[system] : prompt.starts[-1]].numpy() - system for prompt in prompts]
     return _means(values, prompts, ranks, max(len(prompt.context) - system for prompt in prompts), system)
 
 
 def _means(
-    values: Sequence[Tensor], prompts: Sequence[Prompt], places: Sequence[np.ndarray], count: int, system: int
+    values: Sequence[Tensor], prompts: Sequence[Prompt], bins: Sequence[np.ndarray], count: int, system: int
 ) -> np.ndarray:
     means = np.full((len(prompts), count), np.nan)
-    for row, value, prompt, place in zip(means, values, prompts, places, strict=True):
-        tokens = np.bincount(place, minlength=count)
-        total = np.bincount(place, value[prompt.starts[system] :].double().cpu().numpy(), count)
+    for row, value, prompt, bin_of in zip(means, values, prompts, bins, strict=True):
+        tokens = np.bincount(bin_of, minlength=count)
+        total = np.bincount(bin_of, value[prompt.starts[system] :].double().cpu().numpy(), count)
         np.divide(total, tokens, out=row, where=tokens > 0)
     return means
 
 
 def summary(means: np.ndarray, name: str, at: Sequence[float], seed: int = 0) -> list[dict[str, Any]]:
-    """Return a record for every column of `means` [P, K]: {name, at, mean, low, high, n}.
+    """Return a record {name, at, mean, low, high, n} for each column of `means` [P, K].
 
-    Means over prompts, with bootstrap intervals.
+    Means are over prompts, with bootstrap intervals.
     """
     records = []
     for x, column in zip(at, means.T, strict=True):
@@ -141,24 +141,24 @@ def summary(means: np.ndarray, name: str, at: Sequence[float], seed: int = 0) ->
 def antecedents(
     samples: Iterable[Sample], prompts: Iterable[Prompt], neighbours: Callable[[Block], Sequence[Block]]
 ) -> tuple[int, int]:
-    """Count the continued passages of a lab corpus whose antecedent is among their `neighbours`: (those, all).
+    """Count the continued passages of a lab corpus whose antecedent is among their `neighbours`: (found, all).
 
-    A continued passage says "She …" of somebody whom only the first passage of its document names, its antecedent.
-    Preparation can give a passage what it lacks only where the antecedent is a neighbour. Each passage counts once.
+    A continued passage says "She …" of a person whom only the first passage of its document, its antecedent, names.
+    Preprocessing can supply that only if the antecedent is a neighbour. Each passage counts once.
     """
-    before: dict[Block, Block] = {}
+    antecedent_of: dict[Block, Block] = {}
     for sample, prompt in zip(samples, prompts, strict=True):
         documents = prompt.context[len(prompt.context) - len(sample.ctxs) :]
         for i, first in enumerate(document_starts(sample.ctxs)):
             if first < i:
-                before.setdefault(documents[i], documents[first])
-    return sum(antecedent in neighbours(block) for block, antecedent in before.items()), len(before)
+                antecedent_of.setdefault(documents[i], documents[first])
+    return sum(antecedent in neighbours(block) for block, antecedent in antecedent_of.items()), len(antecedent_of)
 
 
 def places(values: Sequence[Tensor], prompts: Sequence[Prompt], name: str, bins: int = 10) -> list[dict[str, Any]]:
-    """Return where document tokens have more of `values` [T of the context]: {by, name, at, mean, low, high, n}.
+    """Return where in documents `values` [T of the context] are larger: {by, name, at, mean, low, high, n}.
 
-    By "offset": `at` is the middle of one of `bins` stretches of a block, from 0 to 1. By "rank": it counts blocks.
+    By "offset", `at` is the middle of one of `bins` parts of a block, from 0 to 1. By "rank", it counts blocks from 1.
     """
     offsets, ranks = by_offset(values, prompts, bins), by_block(values, prompts)
     middles = [(i + 0.5) / bins for i in range(bins)]

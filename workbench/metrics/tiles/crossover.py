@@ -1,4 +1,4 @@
-"""Where a sparse prefill becomes cheaper than a dense one: pairs kept by rule, operations, times of the selection."""
+"""Prompt length from which sparse prefill is cheaper than dense: pairs kept by rule, FLOPs, selection times."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from workbench.metrics.cost import ModelShape, shape
 from workbench.metrics.latency import measure
 from workbench.metrics.tiles.sparsity import Methods
 
-PROBES = (256, 512, 1024, 2048, 4096, 8192)  # lengths at which `Floor` counts the tiles that are kept in any case
+PROBES = (256, 512, 1024, 2048, 4096, 8192)  # prompt lengths at which `Floor` counts the pairs that are kept by rule
 LENGTHS = tuple(round(2 ** (step / 4)) for step in range(32, 81))  # 256 to 1,048,576 tokens
 
 
 @dataclass(frozen=True)
 class CrossoverModel:
-    """The sizes of a model that determine its crossover."""
+    """Sizes of a model that determine its crossover."""
 
     name: str
     shape: ModelShape
@@ -36,7 +36,7 @@ class CrossoverModel:
 
     @classmethod
     def of(cls, name: str, config: PretrainedConfig) -> "CrossoverModel":
-        """Read the sizes from a configuration of transformers; no weights are needed."""
+        """Read the sizes from a transformers configuration; no weights are needed."""
         sizes = shape(config)
         heads = config.get_text_config(decoder=True).num_attention_heads
         return cls(name, sizes, heads, sizes.query_width[0] // heads)
@@ -47,25 +47,25 @@ Models = Mapping[str, CrossoverModel]  # by short name
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations of a prefill of one prompt, in flops, all layers."""
+    """FLOPs of prefilling one prompt, all layers."""
 
     linear: float  #: projections, MLPs, output head
     dense: float  #: scores and weighted values of all causal pairs
-    kept: float  #: scores and weighted values of the pairs that the choice keeps
-    choice: float  #: the choice itself
+    kept: float  #: scores and weighted values of the kept pairs
+    choice: float  #: the selection itself
 
     @property
     def saved(self) -> float:
-        """Share of a dense prefill that is saved; below 0 the sparse prefill costs more."""
+        """Share of a dense prefill that is saved; negative if the sparse prefill costs more."""
         return (self.dense - self.kept - self.choice) / (self.linear + self.dense)
 
 
 def forced(method: Sparse, length: int, chunk: int | None = None) -> float:
     """Return the share of the causal pairs that the method keeps whatever the scores are: sinks, windows, full rows.
 
-    Counted are the pairs that all of 8 heads of random states keep, with the threshold at its sparsest. A method
-    without a choice, such as a window, is counted as it is. Tokens of a tile are alike and tiles are far apart, and so
-    are their scores: a threshold keeps few tiles. Choices that see all pairs (the oracle) take memory of length² / 4.
+    Counts the pairs that each of 8 heads of random states keeps at the sparsest threshold. A method that selects
+    nothing, such as a window, is counted unchanged. Tokens of a tile are equal and tiles are far apart, so that their
+    scores differ and a threshold keeps few tiles. Methods that score all pairs (the oracle) need memory of length² / 4.
     """
     if method.threshold_steps[0] and method.operations(1, length, length, 1):
         method = method.with_threshold(method.threshold_steps[1][0])
@@ -84,11 +84,11 @@ def forced(method: Sparse, length: int, chunk: int | None = None) -> float:
 
 @dataclass(frozen=True)
 class Floor:
-    """Share of the causal pairs that a method keeps by rule, by the length of the prompt.
+    """Share of the causal pairs that a method keeps by rule, as a function of prompt length.
 
-    `counted` holds `forced` at PROBES. Between these lengths the share is interpolated over the logarithm of the
-    length. Beyond them it follows a + b / length + c / length², because what is kept by rule are all pairs at a fixed
-    rate, lines of tiles, and corners; the last three counts give a, b and c.
+    `counted` holds `forced` at PROBES. Between these lengths, the share is interpolated over the logarithm of the
+    length. Beyond them, it follows a + b / length + c / length², fitted to the last three counts: pairs kept at a fixed
+    rate, lines of tiles, and corners.
     """
 
     counted: tuple[float, ...]
@@ -107,14 +107,14 @@ class Floor:
         return float(np.clip(law @ [1, 1 / length, 1 / length**2], 0, 1))
 
     def density(self, length: int, chosen: float) -> float:
-        """Share of the causal pairs that is kept, where the share `chosen` of the pairs that may be dropped is kept."""
+        """Return the share of causal pairs that is kept, if the method keeps `chosen` of those that it may drop."""
         return self.at(length) + (1 - self.at(length)) * chosen
 
 
 def operations(
     model: CrossoverModel, method: Sparse, length: int, density: float, chunk: int | None = None
 ) -> Operations:
-    """Count one prompt of `length` tokens, prefilled at once or in chunks, with `density` of its causal pairs kept."""
+    """Count the FLOPs of one prompt, prefilled at once or in chunks, if `density` of its causal pairs is kept."""
     layers = len(model.shape.windows)
     borders = [*range(0, length, chunk or length), length]
     choice = sum(method.operations(model.heads, end - start, end, model.width) for start, end in pairwise(borders))
@@ -126,7 +126,7 @@ def operations(
 def attention_share(
     model: CrossoverModel, method: Sparse, length: int, density: float, chunk: int | None = None
 ) -> tuple[float, float]:
-    """Return operations of the kept pairs, and of the choice, as shares of those of dense attention."""
+    """Return the FLOPs of the kept pairs, and of the selection, as shares of dense attention's."""
     count = operations(model, method, length, density, chunk)
     return count.kept / count.dense, count.choice / count.dense
 
@@ -134,18 +134,18 @@ def attention_share(
 def crossover(
     model: CrossoverModel, method: Sparse, floor: Floor, chosen: float, gain: float = 0.0, chunk: int | None = None
 ) -> int | None:
-    """Return the least of LENGTHS from which on the method saves more than the share `gain` of a dense prefill.
+    """Return the smallest of LENGTHS from which on the method saves more than the share `gain` of a dense prefill.
 
-    None where there is none. Raises BadInput for `chosen` or `gain` that is no share.
+    None if there is none. Raises BadInput if `chosen` or `gain` is not a share.
     """
     if not 0 <= chosen <= 1 or not 0 <= gain < 1:
         raise BadInput(f"chosen {chosen} and gain {gain} are shares, from 0 to 1")
-    least = None
+    shortest = None
     for length in reversed(LENGTHS):
         if operations(model, method, length, floor.density(length, chosen), chunk).saved <= gain:
             break
-        least = length
-    return least
+        shortest = length
+    return shortest
 
 
 def times(
@@ -157,10 +157,10 @@ def times(
     repeats: int = 3,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
-    """Time the choice of every method in one layer on random states: records {name, length, seconds, forced}.
+    """Time each method's selection in one layer on random states: records {name, length, seconds, forced}.
 
-    The record of name "" holds dense causal attention itself. `forced` is the share that is kept by rule. Seconds are
-    medians of `repeats` after one to warm up.
+    The record with name "" is dense causal attention itself. `forced` is the share that is kept by rule. Seconds are
+    medians of `repeats` after one warm-up.
     """
     for length in lengths:
         draw = torch.Generator().manual_seed(length)
@@ -177,7 +177,7 @@ def times(
 
 
 def costs(model: CrossoverModel, settings: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Count operations of attention and choice of measured settings, as shares of those of dense attention.
+    """Return FLOPs of attention and selection of measured settings, as shares of dense attention's.
 
     `settings`: {sparse, prompt_tokens, chunk, density, union}; CompactAttention reads the pages of its union.
     """
@@ -195,7 +195,7 @@ def _chunk(rows: float | None) -> int | None:
 def with_saved(records: Iterable[Mapping[str, Any]]) -> Records:
     """Add to records of `times` the seconds that a kernel without overhead would save (`saved`).
 
-    They are the seconds of dense attention over the pairs that are not kept by rule, less the seconds of the choice.
+    This is dense attention's time for the pairs that are not kept by rule, minus the time of the selection.
     """
     timed = list(records)
     dense = {r["length"]: r["seconds"] for r in timed if not r["name"]}
@@ -207,9 +207,9 @@ def crossings(
 ) -> Records:
     """Find the `crossover` of methods on several models: records {spec, chunk, forced, forced_long, read, choice}.
 
-    Each record also has a length for every key of `models`. `cases`: spec → rows of a chunk; `forced` is the share
-    that is kept by rule at 2,048 and at `length` tokens; `read` and `choice` are shares of dense attention at `length`
-    tokens, on the last model.
+    Each record also has a length for each key of `models`. `cases`: spec → tokens of a chunk. `forced` is the share
+    kept by rule at 2,048 tokens, `forced_long` at `length`. `read` and `choice` are shares of dense attention at
+    `length` tokens, on the last model.
     """
     records = []
     for spec, chunk in cases.items():

@@ -1,6 +1,6 @@
-"""Keys ranked by the mean and by the maximum of what queries attend to them (CompactAttention, figure 2a).
+"""Rank keys by the mean and by the maximum of the attention they receive (CompactAttention, figure 2a).
 
-And BFLA's bound on what left-out tiles do to a head's output, beside what they truly do (section 6, equation 30).
+Also BFLA's bound on the output error that dropped tiles cause in a head, and the true error (section 6, equation 30).
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from workbench.metrics.tiles.tile_states import States
 
 @dataclass(frozen=True)
 class Rankings:
-    """Attention of the last rows of a prompt to the N keys before them, of one query head."""
+    """Attention of the last queries of a prompt to the N keys before them, in one query head."""
 
     layer: int
     head: int
-    mean: Tensor  #: [N] mean over the rows
-    peak: Tensor  #: [N] maximum over the rows
+    mean: Tensor  #: [N] mean over the queries
+    peak: Tensor  #: [N] maximum over the queries
 
     def largest(self, budget: float) -> tuple[Tensor, Tensor]:
-        """Return which keys are among the share `budget` with the largest mean, and the largest peak: [N] bool each."""
+        """Return the share `budget` of the keys with the largest mean, and with the largest peak: masks [N] bool."""
         count = max(1, round(budget * len(self.mean)))
         chosen = []
         for values in (self.mean, self.peak):
@@ -38,30 +38,30 @@ class Rankings:
         return chosen[0], chosen[1]
 
     def missed(self, budget: float) -> float:
-        """Return the share of the keys largest by peak that are not among those largest by the mean."""
+        """Return the share of the keys largest by peak that are not among those largest by mean."""
         by_mean, by_peak = self.largest(budget)
         return float((by_peak & ~by_mean).sum() / by_peak.sum())
 
 
 def rankings(states: States, window: int) -> list[Rankings]:
-    """Rank the keys before the last `window` rows, a layer and query head at a time. BadInput where none are left."""
+    """Rank the keys before the last `window` queries, per layer and query head. Raises BadInput if no key is left."""
     tokens = len(states)
     if not 0 < window < tokens:
         raise BadInput(f"window is {window}: between 1 and {tokens - 1} rows of {tokens} tokens leave keys to rank")
-    found, rows = [], torch.arange(tokens - window, tokens)
+    ranked, rows = [], torch.arange(tokens - window, tokens)
     for layer in states.layers:
         queries, keys = states.queries[layer][:, -window:].float(), states.keys[layer].float()
         ahead = (torch.arange(tokens) > rows[:, None]).to(keys.device)
         for head, query in enumerate(queries):
             logits = query @ keys[head // (states.heads // states.kv_heads)].mT * query.shape[-1] ** -0.5
             mass = logits.masked_fill(ahead, -torch.inf).softmax(-1)[:, : tokens - window]
-            found.append(Rankings(layer, head, mass.mean(0), mass.amax(0)))
-    return found
+            ranked.append(Rankings(layer, head, mass.mean(0), mass.amax(0)))
+    return ranked
 
 
 @dataclass(frozen=True)
 class HeadBound:
-    """Of one head: share of the causal pairs kept, |O - O_s| and its bound, both over |O_s| (Frobenius norms)."""
+    """Share of the causal pairs that one head keeps, |O - O_s| and its bound, both over |O_s| (Frobenius norms)."""
 
     density: float
     error: float
@@ -71,10 +71,10 @@ class HeadBound:
 def head_bound(logits: Tensor, values: Tensor, kept: Tensor) -> HeadBound:
     """Compare one head's output under `kept` [T, T] bool with that under the causal mask.
 
-    `logits` [T, T], `values` [T, D]. With Z the kept pairs, Z_s the causal ones and D, D_s the sums of their rows, the
-    bound is (|D⁻¹ D_s - I| |Z| + |Z - Z_s|) |A| |V| with A of equation 28, under the causal mask. (The brace under the
-    paper's last A leaves the mask out; with pairs ahead of a row the bound still holds and says nothing.) Raises
-    BadInput where a row keeps nothing.
+    `logits` [T, T], `values` [T, D]. With Z the kept pairs, Z_s the causal ones and D, D_s their row sums, the bound is
+    (|D⁻¹ D_s - I| |Z| + |Z - Z_s|) |A| |V| with A of equation 28, under the causal mask. (The brace under the paper's
+    last A omits the mask; with future pairs the bound still holds, but is vacuous.) Raises BadInput if a row keeps
+    nothing.
     """
     causal = torch.ones_like(kept).tril()
     kept = kept & causal
@@ -95,7 +95,7 @@ def head_bound(logits: Tensor, values: Tensor, kept: Tensor) -> HeadBound:
 def error_bounds(
     model: PreTrainedModel, tokens: Tensor, method: Sparse, thresholds: Sequence[float], layer: int
 ) -> list[dict[str, Any]]:
-    """Measure every query head of a layer at every threshold: records {threshold, head, density, error, bound}."""
+    """Measure each query head of a layer at each threshold: records {threshold, head, density, error, bound}."""
     request = all_rows(model, tokens, return_queries=(layer,))
     (output,) = prefill_many(model, [request], logits_to_keep=1)
     queries, keys, values = scaled(model, layer, output), request.kv.keys[layer], request.kv.values[layer]

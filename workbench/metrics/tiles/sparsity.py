@@ -1,4 +1,4 @@
-"""What a sparse method keeps and loses on prompts, by layer and head, and in the next tokens."""
+"""Attention that a sparse method keeps, by layer and head, and its effect on the next tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -27,29 +27,29 @@ from workbench.metrics.latency import wait
 
 @dataclass(frozen=True)
 class Head:
-    """One head of one layer, over all rows of all prompts; the states are those of dense attention in every layer."""
+    """One head of one layer, over all queries of all prompts; the states are those of dense attention in each layer."""
 
     layer: int
     head: int
-    density: float  #: share of the (row, key) pairs with key ≤ row that the method's own choice attends to
+    density: float  #: share of the causal (query, key) pairs that the method's own selection attends to
     union: float  #: the same after CompactAttention's union over a chunk and execution group, with the whole chunk
-    tiles: float  #: share of the tiles with such pairs that is kept, before the union (BFLA's κ)
-    mass: float  #: kept attention (of CompactAttention: after the union), mean over rows
-    lowest: float  #: kept attention of the row that keeps least
-    recall: float  #: of the tiles with the most true attention, as many as are kept: the share that is kept
+    tiles: float  #: share of the causal tiles that is kept, before the union (BFLA's κ)
+    mass: float  #: kept attention (for CompactAttention: after the union), mean over queries
+    lowest: float  #: kept attention of the query that keeps least
+    recall: float  #: with k kept tiles, the share of the k tiles with the most true attention that is kept
     error: float  #: relative L2 of the head's output
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over rows for each head, [Hq] fp64; those of several chunks are added up."""
+    """Sums over queries for each head, [Hq] fp64; `+` adds those of several chunks."""
 
-    pairs: Tensor  #: (row, key) with key ≤ row
-    kept: Tensor  #: of those, attended by the choice
+    pairs: Tensor  #: causal (query, key) pairs
+    kept: Tensor  #: pairs that the selection attends to
     union: Tensor  #: the same after the union
-    causal: Tensor  #: tiles with such pairs
-    tiles: Tensor  #: of those, kept
-    wanted: Tensor  #: kept tiles among as many tiles with the most true attention
+    causal: Tensor  #: causal tiles
+    tiles: Tensor  #: kept causal tiles
+    wanted: Tensor  #: kept tiles among the same number of tiles with the most true attention
     rows: Tensor
     mass: Tensor
     lowest: Tensor
@@ -69,7 +69,7 @@ class Counts:
 
 
 def of_layer(queries: Tensor, kv: KV, layer: int, method: Sparse, chunk: int | None = None) -> Counts:
-    """Count what a method keeps in one layer: queries [Hq, T, D] of a whole prompt, by `chunk` rows or at once."""
+    """Count what a method keeps in one layer: queries [Hq, T, D] of a whole prompt, `chunk` tokens at a time."""
     parts = []
     for rows in torch.arange(len(kv), device=queries.device).split(chunk or len(kv)):
         first, end = int(rows[0]), int(rows[-1]) + 1
@@ -79,41 +79,41 @@ def of_layer(queries: Tensor, kv: KV, layer: int, method: Sparse, chunk: int | N
 
 
 def of_rows(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, method: Sparse, site: Site) -> Counts:
-    """Count what a method keeps: queries [Hq, R, D] at `rows`, chosen for together, over keys and values [H, T, D]."""
+    """Count what a method keeps of keys and values [H, T, D] for queries [Hq, R, D] at `rows`, selected together."""
     compact = method if isinstance(method, Compact) else Compact(method, heads=0)
     wait(queries.device)
-    began = perf_counter()
+    start = perf_counter()
     tiles = compact.inner(queries, keys, rows, site)
     attended = compact.merged(tiles, len(keys), rows, keys.shape[1]) if compact is method else tiles
     wait(queries.device)
-    seconds, grid = perf_counter() - began, Grid(rows, keys.shape[1], tiles.size)
+    seconds, grid = perf_counter() - start, Grid(rows, keys.shape[1], tiles.size)
     paged, pairs = tiles.paged().kept, grid.pairs()
     kept, union = paged & grid.causal, grid.united(paged, compact.group(len(queries), len(keys)))
     sums = {"pairs": pairs.sum(), "causal": grid.causal.sum(), "rows": torch.tensor(len(rows))}
     shared = {name: x.to(pairs.device).double().expand(len(queries)) for name, x in sums.items()}
     measures = {"tiles": kept.sum((1, 2)), "union": (union * pairs).sum((1, 2))}
-    measures |= _outcomes(queries, keys, values, grid, attended, kept)
+    measures |= _attention_kept(queries, keys, values, grid, attended, kept)
     own = {name: x.double() for name, x in measures.items()}
     return Counts(**shared, **own, kept=_pairs(tiles, grid, pairs), seconds=seconds)
 
 
 def _pairs(tiles: Tiles, grid: Grid, pairs: Tensor) -> Tensor:
-    """Return [Hq]: the number of causal pairs that a choice attends to."""
+    """Return [Hq]: the number of causal pairs that a selection attends to."""
     total = (tiles.kept * pairs).sum((1, 2)).double()
     if tiles.columns is None:
         return total
     keys = torch.arange(grid.length, device=grid.rows.device)
     for part in grid.chunks(len(tiles.kept) * -(-grid.length // grid.size)):  # single columns outside kept tiles
-        above = grid.folded((grid.rows[part, None] >= keys).int()).sum(1)  # [i, T] rows that see a key
+        above = grid.folded((grid.rows[part, None] >= keys).int()).sum(1)  # [i, T] queries that attend to a key
         kept = tiles.kept[:, part.start // grid.size :][:, : len(above)].repeat_interleave(grid.size, 2)
         total += ((tiles.columns[:, None] & ~kept[..., : grid.length]) * above).sum((1, 2))
     return total
 
 
-def _outcomes(
+def _attention_kept(
     queries: Tensor, keys: Tensor, values: Tensor, grid: Grid, choice: Tiles, kept: Tensor
 ) -> dict[str, Tensor]:
-    """Compute wanted, mass, gap, norm and lowest of `Counts` [Hq]; `kept` [Hq, I, J]: its causal tiles in pages."""
+    """Return wanted, mass, gap, norm and lowest of `Counts` [Hq]; `kept` [Hq, I, J] are `choice`'s causal tiles."""
     sums = torch.zeros(4, len(kept), dtype=torch.float64, device=queries.device)
     lowest = torch.ones(len(kept), dtype=torch.float64, device=queries.device)
     wide = values.float().repeat_interleave(len(queries) // len(keys), 0)
@@ -122,19 +122,19 @@ def _outcomes(
         by_tile = pad(share, (0, -grid.length % grid.size)).unflatten(-1, (-1, grid.size)).sum(-1)
         order = grid.folded(by_tile).sum(2).sort(dim=-1, descending=True, stable=True).indices  # [Hq, i, J]
         tiles = slice(part.start // grid.size, part.start // grid.size + order.shape[1])
-        held = share * _visible(choice, tiles, part.stop - part.start, grid)
-        mass, some = held.sum(-1), kept[:, tiles]
-        most = torch.zeros_like(some)
-        most.scatter_(-1, order, grid.columns < some.sum(-1, keepdim=True))
-        gap = (dense - held @ wide / mass[..., None]).square().sum((1, 2))
-        found = ((some & most).sum((1, 2)), mass.sum(1), gap, dense.square().sum((1, 2)))
-        sums += torch.stack([x.double() for x in found])
+        kept_weights = share * _visible(choice, tiles, part.stop - part.start, grid)
+        mass, chosen = kept_weights.sum(-1), kept[:, tiles]
+        most = torch.zeros_like(chosen)
+        most.scatter_(-1, order, grid.columns < chosen.sum(-1, keepdim=True))
+        gap = (dense - kept_weights @ wide / mass[..., None]).square().sum((1, 2))
+        measures = ((chosen & most).sum((1, 2)), mass.sum(1), gap, dense.square().sum((1, 2)))
+        sums += torch.stack([x.double() for x in measures])
         lowest = lowest.minimum(mass.amin(1).double())
     return dict(zip(("wanted", "mass", "gap", "norm"), sums, strict=True)) | {"lowest": lowest}
 
 
 def _visible(choice: Tiles, tiles: slice, rows: int, grid: Grid) -> Tensor:
-    """Return [Hq, r, T] bool: keys that `rows` rows attend to, from the first row of some query tiles on."""
+    """Return [Hq, r, T] bool: keys that `rows` queries attend to, from the first query of some query tiles on."""
     at = torch.arange(max(rows, grid.length), device=choice.kept.device) // grid.size
     seen = choice.kept[:, tiles][..., at[: grid.length]][:, at[:rows]]
     return seen if choice.columns is None else seen | choice.columns[:, None, : grid.length]
@@ -146,17 +146,17 @@ MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # fields of
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Effect of a method: `heads` for every layer and head, and lists with one entry a prompt.
+    """Effect of a method: `heads` for every layer and head, and lists with one entry per prompt.
 
-    kl, agree, answer  next tokens at the question's rows compared with dense attention: KL divergence (nats), share of
-                       equal tokens, whether the answer's first token is equal
+    kl, agree, answer  next tokens at the question's tokens compared with dense attention: KL divergence (nats), share
+                       of equal tokens, whether the answer's first token is equal
     """
 
     heads: tuple[Head, ...]
-    kl: tuple[float, ...]  #: divergence in nats, mean over the question's rows
-    agree: tuple[float, ...]  #: share of the question's rows with the same next token
+    kl: tuple[float, ...]  #: divergence in nats, mean over the question's tokens
+    agree: tuple[float, ...]  #: share of the question's tokens with the same next token
     answer: tuple[bool, ...]  #: the first token of the answer is the same
-    seconds: tuple[float, ...]  #: to choose, in all layers
+    seconds: tuple[float, ...]  #: of the selection, in all layers
 
     def mean(self, measure: str) -> float:
         """Return the mean over layers and heads of "density", "union", "tiles", "mass", "recall" or "error"."""
@@ -182,14 +182,14 @@ class Sparsity:
 def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, chunk: int | None = None) -> Sparsity:
     """Measure the method, `ready` for the model, on prompts prefilled at once or in chunks.
 
-    Layers whose sliding window is narrower than a prompt are left out: they are not made sparse.
+    Layers whose sliding window is narrower than a prompt stay dense, and are left out.
     """
     counts: dict[int, Counts] = {}
     gaps: list[tuple[float, float, bool]] = []
     seconds: list[float] = []
     for prompt in prompts:
         request = all_rows(model, prompt.tokens, sparse=method)
-        step = len(prompt) + method.size if chunk is None else chunk  # everything in one chunk
+        step = len(prompt) + method.size if chunk is None else chunk  # the prompt in one chunk
         check_chunk(request.plan, step)
         full = all_rows(model, prompt.tokens, return_queries=tuple(range(len(request.kv.keys))))
         (dense,) = prefill_many(model, [full])
@@ -206,7 +206,7 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
 def by_layer(
     model: PreTrainedModel, dense: PrefillOutput, kv: KV, method: Sparse, chunk: int | None = None
 ) -> dict[int, Counts]:
-    """Count what a method keeps, by layer of full attention, on the queries and `kv` of a dense prefill."""
+    """Count what a method keeps in each layer of full attention, from the queries and `kv` of a dense prefill."""
     layers = whole_layers(model, len(kv))
     return {layer: of_layer(scaled(model, layer, dense), kv, layer, method, chunk) for layer in layers}
 

@@ -1,6 +1,6 @@
-"""The sparsest setting of a method that keeps the share asked for: of measured settings, or by search.
+"""Find a method's sparsest setting that keeps a given share: among measured settings, or by search.
 
-`compare` sets several sparse methods side by side on a prompt: what each loses and answers.
+`compare` compares sparse methods with dense attention on a prompt: next tokens and answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ from workbench.models.loading import Loaded
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method on one prompt."""
+    """One method on one prompt, compared with dense attention."""
 
-    kl: float  #: divergence from dense attention, mean over the question's rows, nats
-    agree: float  #: share of the question's rows with the same next token
+    kl: float  #: divergence from dense attention, mean over the question's tokens, nats
+    agree: float  #: share of the question's tokens with the same next token
     first: bool  #: the first token of the answer is that of dense attention
     text: str  #: the answer, greedy
 
@@ -40,9 +40,9 @@ class Comparison:
 def compare(
     loaded: Loaded, prompt: Prompt, methods: Methods, chunk: int | None = None, max_new_tokens: int = 24
 ) -> dict[str, Comparison]:
-    """Compare every method, `ready` for the model, with dense attention on a prompt that is prefilled in chunks.
+    """Compare each method, `ready` for the model, with dense attention on a prompt that is prefilled in chunks.
 
-    BadInput for a chunk smaller than a tile, before any work.
+    Raises BadInput for a chunk smaller than a tile, before any work.
     """
     model, tokenizer, layout = loaded = Loaded(*loaded)
     for method in methods.values():
@@ -51,14 +51,14 @@ def compare(
     room = min(max_new_tokens, context - len(prompt)) if context else max_new_tokens
     (dense,) = prefill_many(model, [all_rows(model, prompt.tokens)], rows)
     requests = [all_rows(model, prompt.tokens, max(0, room), sparse=method) for method in methods.values()]
-    longest = max((len(prompt) + method.size for method in methods.values()), default=1)  # everything in one chunk
+    longest = max((len(prompt) + method.size for method in methods.values()), default=1)  # the prompt in one chunk
     outputs = prefill_chunked_many(model, requests, chunk or longest, rows)
     kvs: list[Any] = [request.kv for request in requests]
     logits = [output.logits for output in outputs if output.logits is not None]
     steps = decode(model, kvs, logits, max_new_tokens, stop=layout.stop, tokenizer=tokenizer)
     texts = [text_of(tokenizer, tokens, layout.stop).strip() for tokens in by_request(steps, len(requests))]
-    found = zip(methods, outputs, texts, strict=True)
-    return {name: Comparison(*compared(output, dense, rows), text) for name, output, text in found}
+    results = zip(methods, outputs, texts, strict=True)
+    return {name: Comparison(*compared(output, dense, rows), text) for name, output, text in results}
 
 
 # measures that increase with the share of kept tiles
@@ -73,21 +73,21 @@ def cheapest(
     cost: str = "density",
     surely: bool = False,
 ) -> Records:
-    """Find, for every method of `table` (a row a setting), the setting of least `cost` that keeps enough of `measure`.
+    """Find for each method of `table` (a row per setting) the setting of lowest `cost` that keeps enough of `measure`.
 
-    Rows hold {source, rule, sparse, density, union} and measures, as `results.scores` and
-    `plots.marks.method_names.named` return them; dense attention has the rule "". Enough is the share `keep` of what
-    dense attention reaches. Methods whose settings all keep less have `sparse` "". Records {source, rule, sparse,
-    density, union, value, low, high, n, sure}: `sure` where the 95% interval keeps it as well. With `answers` (rows of
-    the result table), exact match is compared question by question: of those that dense attention answers right, the
-    share that the method does has to keep it, by Wilson's interval. `surely`: only settings that are sure are enough. A
-    source without dense attention is left out.
+    Rows have {source, rule, sparse, density, union} and measures, as `results.scores` and
+    `plots.marks.method_names.named` return them; dense attention has the rule "". A setting keeps enough if it reaches
+    the share `keep` of dense attention's value. Methods without such a setting have `sparse` "". Records are {source,
+    rule, sparse, density, union, value, low, high, n, sure}: `sure` if the 95% interval keeps enough too. With
+    `answers` (rows of the result table), exact match is compared by question: the share that the method answers
+    correctly, of those that dense attention does, has to reach `keep` by Wilson's interval. `surely` allows only
+    settings that are sure. Sources without dense attention are left out.
     """
     if measure not in KEPT:
         raise not_allowed("measure", measure, KEPT)
     records: Records = []
     for source, own in table.dropna(subset=[measure]).groupby("source", sort=False):
-        right = {} if answers is None else _right(answers[answers.source == source])
+        right = {} if answers is None else _matches(answers[answers.source == source])
         for dense in own[own.rule == ""].head(1).to_dict("records"):
             for rule, settings in own[own.rule != ""].groupby("rule", sort=False):
                 enough = settings[settings[measure] >= keep * dense[measure] - 1e-9].sort_values(cost)
@@ -105,22 +105,22 @@ def cheapest(
 def _sure(
     setting: Mapping[str, Any], dense: Mapping[str, Any], measure: str, keep: float, right: Mapping[str, pd.Series]
 ) -> bool:
-    """Return whether the 95% interval of a setting keeps enough, too."""
-    both = _both(right, setting["sparse"], dense["sparse"]) if measure == "em" else []
-    if both:
-        return wilson(sum(both), len(both))[0] >= keep
+    """Return whether the 95% interval of a setting also keeps enough."""
+    matches = _paired_matches(right, setting["sparse"], dense["sparse"]) if measure == "em" else []
+    if matches:
+        return wilson(sum(matches), len(matches))[0] >= keep
     low = setting.get(f"{measure}_low")
     return low is not None and bool(low >= keep * dense[measure] - 1e-9)
 
 
-def _right(answers: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return exact match per question for every sparse method."""
-    whole = answers[answers["mode"] == "full"].dropna(subset=["em"]).drop_duplicates(["sparse", "question"])
-    return {str(spec): rows.set_index("question").em for spec, rows in whole.groupby("sparse", sort=False)}
+def _matches(answers: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return exact match per question for each sparse method."""
+    full = answers[answers["mode"] == "full"].dropna(subset=["em"]).drop_duplicates(["sparse", "question"])
+    return {str(spec): rows.set_index("question").em for spec, rows in full.groupby("sparse", sort=False)}
 
 
-def _both(right: Mapping[str, pd.Series], method: str, dense: str) -> list[float]:
-    """Return exact match of a method on the questions that dense attention answers correctly, if both were measured."""
+def _paired_matches(right: Mapping[str, pd.Series], method: str, dense: str) -> list[float]:
+    """Return a method's exact match on questions that dense attention answers correctly; [] if either is missing."""
     if not {method, dense} <= right.keys():
         return []
     pairs = pd.concat([right[method], right[dense]], axis=1, keys=["own", "dense"]).dropna()
@@ -130,11 +130,12 @@ def _both(right: Mapping[str, pd.Series], method: str, dense: str) -> list[float
 def search(
     model: PreTrainedModel, prompts: Sequence[Prompt], methods: Methods, keep: float, chunk: int | None = None
 ) -> Records:
-    """Find the sparsest threshold of every method that keeps the share `keep` of the attention mass of the prompts.
+    """Find the sparsest threshold of each method that keeps the share `keep` of the attention mass of the prompts.
 
     Records {method, option, value, density, mass, steps}, means over layers, heads and prompts. The search is a
-    bisection on the states of dense attention; `steps` values were tried. `value` is None where even the last keeps
-    less. Single columns count as the tiles that they are in. BadInput for a chunk of no whole tiles.
+    bisection over the states of dense attention that tries `steps` values. `value` is None if even the last value keeps
+    less. Single columns count as the tiles that contain them. Raises BadInput for a chunk that is not a multiple of the
+    tile.
     """
     if not 0 < keep <= 1:
         raise BadInput(f"keep is {keep}: it is a share, above 0 to 1")
@@ -157,7 +158,7 @@ def search(
 
 
 def _kept(states: Sequence[States], method: Sparse, chunk: int | None) -> tuple[float, float]:
-    """Return density and attention mass, averaged over prompts, layers and heads."""
+    """Return density and attention mass, mean over prompts, layers and heads."""
     choices = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
     density = torch.stack([choice.density() for choice in choices]).mean()
     mass = torch.stack([choice.held() for choice in choices]).mean()
@@ -172,11 +173,11 @@ def answered(
     keep: float,
     chunk: int | None = None,
 ) -> Records:
-    """`search` thresholds on `prompts` and answer under them: its records with {agree, kl, right}, dense last.
+    """Run `search` on `prompts` and answer with the thresholds found: its records with {agree, kl, right}, dense last.
 
-    agree   share of the question's rows with the next token of dense attention, mean over prompts
+    agree   share of the question's tokens with the next token of dense attention, mean over prompts
     kl      divergence of the next token from that of dense attention (nats), mean over prompts
-    right   answers that match those of `samples`; all three are None where no threshold keeps enough
+    right   answers that match those of `samples`; all three are None if no threshold keeps enough
     """
     records = search(loaded[0], prompts, {spec: sparse.named(spec) for spec in specs}, keep, chunk)
     values = {r["method"]: r["value"] for r in records if r["value"] is not None}

@@ -1,4 +1,4 @@
-"""Selected tiles compared with exact attention: what a selection keeps, and which needed tiles it drops."""
+"""Compare selected tiles with exact attention: the attention they keep, and the needed tiles they drop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,17 +24,17 @@ from workbench.metrics.tiles.tile_states import States, Union
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """One layer of a whole prompt. Single columns (vertical-slash, QUOKA) count as the tiles that they are in."""
+    """Tiles selected in one layer of a prompt. Single columns (vertical-slash, QUOKA) count as their tiles."""
 
     tiles: Tiles
     grid: Grid
-    mass: Tensor  #: [Hq, I, J] fp32: attention of a tile, mean over the rows of its query tile
-    needed: Tensor  #: [Hq, I, J] bool: the fewest tiles that hold a share of it, the query tile's own first
-    seconds: float  #: to choose
+    mass: Tensor  #: [Hq, I, J] fp32: attention of a tile, mean over the tokens of its query tile
+    needed: Tensor  #: [Hq, I, J] bool: the fewest tiles with a given share of the mass, the query tile's own first
+    seconds: float  #: of the selection
 
     @property
     def kept(self) -> Tensor:
-        """[Hq, I, J] bool: kept tiles that a row may see."""
+        """[Hq, I, J] bool: kept tiles with causal pairs."""
         return self.tiles.kept & self.grid.causal
 
     @property
@@ -43,22 +43,22 @@ class Chosen:
         return self.needed & ~self.kept
 
     def density(self) -> Tensor:
-        """Return [Hq]: share of the causal pairs (row, key) in kept tiles."""
+        """Return [Hq]: share of the causal (query, key) pairs in kept tiles."""
         pairs = self.grid.pairs()
         return (self.kept * pairs).sum((1, 2)).double() / pairs.sum()
 
     def held(self, some: Tensor | None = None) -> Tensor:
-        """Return [Hq]: attention within the kept tiles (or within `some` [Hq, I, J] bool), mean over rows."""
+        """Return [Hq]: attention within the kept tiles (or within `some` [Hq, I, J] bool), mean over queries."""
         count = self.grid.folded(torch.ones(len(self.grid.rows), 1, device=self.grid.rows.device)).sum((1, 2))
         share = (self.mass * (self.kept if some is None else some)).sum(-1).double()
         return (share * count).sum(1) / count.sum()
 
     def lost(self) -> Tensor:
-        """Return [Hq]: attention within tiles that are needed and dropped, mean over rows."""
+        """Return [Hq]: attention within tiles that are needed and dropped, mean over queries."""
         return self.held(self.missed)
 
     def record(self) -> dict[str, float]:
-        """Return the means over heads; `lowest`: the head that keeps least."""
+        """Return the means over heads; `lowest` is of the head that keeps the least attention."""
         held = self.held()
         values = {"density": self.density().mean(), "mass": held.mean(), "lowest": held.min()}
         missed = self.missed.sum((1, 2)) / self.grid.causal.sum()
@@ -67,28 +67,28 @@ class Chosen:
 
 
 def chosen(states: States, layer: int, method: Sparse, share: float = 0.8, chunk: int | None = None) -> Chosen:
-    """Choose with `method` (ready for the model) for the whole prompt, at once or in chunks of whole tiles.
+    """Select tiles for the whole prompt with `method` (ready for the model), at once or in chunks of whole tiles.
 
-    `share` of the attention is what the `needed` tiles hold. Raises BadInput for a chunk of no whole tiles.
+    The `needed` tiles hold `share` of the attention. Raises BadInput for a chunk that is not a multiple of the tile.
     """
     if chunk is not None and (chunk < 1 or chunk % method.size):
         raise BadInput(f"chunk {chunk} is no multiple of {method.size}, the tile of the method")
-    began = perf_counter()
+    start = perf_counter()
     tiles = choice(states, layer, method, chunk)
-    seconds = perf_counter() - began
+    seconds = perf_counter() - start
     best = needed(states, layer, tiles.size, share)
     return replace(best, tiles=tiles, seconds=seconds)
 
 
 def needed(states: States, layer: int, size: int, share: float = 0.8) -> Chosen:
-    """Choose as the oracle does: the fewest tiles of `size` that hold `share` of the attention of every query tile."""
+    """Select as an oracle: the fewest tiles of `size` that hold `share` of the attention of each query tile."""
     truth, grid = states.mass(layer, size), states.grid(size)
     best = smallest(truth, share, grid.own) & grid.causal
     return Chosen(Tiles(best, size), grid, truth, best, 0.0)
 
 
 def choice(states: States, layer: int, method: Sparse, chunk: int | None = None) -> Tiles:
-    """Choose whole tiles with `method`, at once or chunk by chunk."""
+    """Select whole tiles with `method`, at once or chunk by chunk."""
     queries, keys = states.queries[layer], states.keys[layer]
     key_tiles = -(-len(states) // method.size)
     chunks = []
@@ -126,7 +126,7 @@ class TileWindow:
 
 
 def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, share: float = 0.8) -> TileWindow:
-    """Compare true attention of query tiles `rows` of one head, and no others, with what `tiles` (of all) keep."""
+    """Compare the exact attention of the query tiles `rows` of one head with `tiles`; no other tiles are computed."""
     grid, truth = states.grid(tiles.size, rows), states.mass_of(layer, head, rows, tiles.size)
     best, kept = smallest(truth, share, grid.own), tiles.kept[head, rows] & grid.causal
     return TileWindow(rows, slice(0, grid.shape[1]), tiles.size, truth, kept, best, grid.causal)
@@ -134,7 +134,7 @@ def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, sha
 
 @dataclass(frozen=True, eq=False)
 class BflaRules:
-    """The rules by which BFLA keeps the tiles of one layer, in its order."""
+    """Which rules of BFLA keep the tiles of one layer, in its order."""
 
     kept: dict[str, Tensor]  #: rule → [H, I, J] bool, causal tiles only; the rules overlap
     causal: Tensor  #: [I, J] bool
@@ -142,7 +142,7 @@ class BflaRules:
 
 
 def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
-    """Find the rules that keep a tile, and what each adds to those before it; shares are means over the query heads."""
+    """Find the rules that keep each tile, and what each adds to the preceding ones, mean over query heads."""
     group = states.heads // states.kv_heads
     grid, truth = states.grid(method.size), states.mass(layer, method.size)
     by_rule = method.causes(states.queries[layer], states.keys[layer], grid.rows)
@@ -160,7 +160,7 @@ UNION_STEPS = ("choice", "query blocks", "heads", "chunk")  # of CompactAttentio
 
 
 def by_layer(states: States, methods: Methods, share: float = 0.8) -> dict[str, dict[int, Chosen]]:
-    """Choose for the whole prompt with every method, in every layer: {method: {layer: choice}}."""
+    """Select tiles for the whole prompt with each method, in each layer: {method: {layer: choice}}."""
     return {name: {i: chosen(states, i, method, share) for i in states.layers} for name, method in methods.items()}
 
 
@@ -197,7 +197,7 @@ def most_missed(
 ) -> tuple[int, int]:
     """Find the layer and head in which few tiles are needed (`best`, by layer) and many of them are missed.
 
-    `layer` and `head` are taken where they are given. BadInput where there is none of that number.
+    `layer` and `head`, if given, are returned unchanged. Raises BadInput if the model has no such layer or head.
     """
     lost = shares(choices)["missed"].values()
     needs = torch.stack([choice.density() for choice in best.values()])
@@ -210,9 +210,9 @@ def most_missed(
 
 
 def threshold_records(states: States, methods: Methods, size: int, share: float = 0.8) -> Records:
-    """Move the threshold of every method from few tiles to many: records {method, option, value} and `Chosen.record`.
+    """Sweep each method's threshold from few tiles to many: records {method, option, value} and `Chosen.record`.
 
-    Numbers are means over layers. Last comes the oracle in tiles of `size`, which takes the tiles that hold most.
+    Values are means over layers. The last records are the oracle's, which takes the tiles of `size` with the most mass.
     """
     records = []
     for name, method in methods.items():
@@ -232,7 +232,7 @@ def _mean(choices: Sequence[Chosen]) -> dict[str, float]:
 
 
 def rule_records(causes: Mapping[int, BflaRules]) -> Records:
-    """List what each of BFLA's rules adds to those before it, by layer: {layer, rule, density, attention}."""
+    """List what each of BFLA's rules adds to the preceding ones, by layer: {layer, rule, density, attention}."""
     return [
         {"layer": layer, "rule": rule, "density": density, "attention": attention}
         for layer, of in causes.items()
@@ -251,24 +251,24 @@ def union_records(unions: Mapping[int, Union]) -> Records:
 
 @dataclass(frozen=True, eq=False)
 class Framed:
-    """A choice for a long prompt, and the true attention of some of its rows."""
+    """Tiles selected for a long prompt, and the exact attention of some of its queries."""
 
     tiles: Tiles
-    seconds: float  #: to choose
+    seconds: float  #: of the selection
     frames: list[TileWindow]  #: one per head: the same query tiles, over all key tiles
 
     def record(self, head: int) -> dict[str, Any]:
-        """Return {head, seconds, tiles, density, attention, missed}; the last two are of the rows in the frame."""
+        """Return {head, seconds, tiles, density, attention, missed}; the last two are of the queries in the frame."""
         kept, side = int(self.tiles.kept[head].sum()), self.tiles.kept.shape[1]
         record = {"head": head, "seconds": self.seconds, "tiles": kept, "density": kept / (side * (side + 1) / 2)}
         return record | {"attention": self.frames[head].held(), "missed": self.frames[head].missed()}
 
 
 def framed(states: States, method: Sparse, tokens: int, share: float = 0.8) -> Framed:
-    """Choose in layer 0 of a long prompt, and look at the attention of `tokens` rows around nine tenths of it."""
-    began = perf_counter()
+    """Select tiles in layer 0 of a long prompt, and compute the exact attention of `tokens` queries at 90% of it."""
+    start = perf_counter()
     tiles = choice(states, 0, method)
-    seconds = perf_counter() - began
+    seconds = perf_counter() - start
     count = tiles.kept.shape[1]
     side = min(tokens // tiles.size, count)
     first = max(0, min(int(count * 0.9) - side // 2, count - side))

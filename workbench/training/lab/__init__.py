@@ -1,1 +1,1 @@
-"""The lab model: corpus, tokenizer, training, checkpoint."""
+"""The lab model: tokenizer, training, checkpoint."""

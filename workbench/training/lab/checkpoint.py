@@ -1,4 +1,4 @@
-"""Write a finished lab model as a folder in Hugging Face format, and copy it with smaller weights, as it ships."""
+"""Write a trained lab model as a folder in Hugging Face format, and copy it with smaller weights for shipping."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def save(
     progress: PretrainProgress,
     facts: dict[str, Any],
 ) -> None:
-    """Write weights (bf16), tokenizer, layout, training record and card; `folder` appears whole or not at all."""
+    """Write weights (bf16), tokenizer, layout, training record and card; `folder` is created atomically."""
     steps = {"steps": progress.step, "last_steps": progress.spent}
     training = {"recipe": asdict(config), **steps, **facts, "curve": _thin(progress.curve)}
     with folder_atomically(folder) as partial:
@@ -43,17 +43,17 @@ def save(
 def _thin(curve: list[dict[str, Any]], points: int = 200) -> list[dict[str, Any]]:
     """Reduce the curve to about `points` rows, each the mean of the rows it replaces."""
     size = -(-len(curve) // points)
-    thin = []
+    reduced = []
     for at in range(0, len(curve), size):
         rows = curve[at : at + size]
         keys = [k for k in rows[-1] if k not in ("step", "stage")]
         means = {k: round(sum(r[k] for r in rows if k in r) / sum(k in r for r in rows), 4) for k in keys}
-        thin.append({"step": rows[-1]["step"], "stage": rows[-1]["stage"]} | means)
-    return thin
+        reduced.append({"step": rows[-1]["step"], "stage": rows[-1]["stage"]} | means)
+    return reduced
 
 
 def write_card(folder: Path, name: str | None = None) -> None:
-    """Write the model card from `training.json`: no number is typed by hand."""
+    """Write the model card; its numbers come from `training.json`."""
     training, model = (json.loads((folder / file).read_text(encoding="utf-8")) for file in (TRAINING, "config.json"))
     recipe = training["recipe"]
     about = (
@@ -90,7 +90,7 @@ BESIDE = (TRAINING, "workbench.json")
 
 
 def ship(model: Path, out: Path, storage: str = "bfloat16") -> None:
-    """Copy a finished lab model to `out` with its weights in another storage, and write its card.
+    """Copy a trained lab model to `out`, with its weights in another storage format, and write its card.
 
     Raises BadInput for an unknown storage, and for a folder that `workbench lab train` did not write.
     """

@@ -1,4 +1,4 @@
-"""The settings of the training of a lab model."""
+"""Settings for training a lab model."""
 
 from dataclasses import dataclass
 from math import inf
@@ -18,7 +18,7 @@ STORAGES = ("bfloat16", "float16", INT8)  # of shipped weights: 2, 2 and 1 bytes
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """Settings that determine the lab model of a training. Raises BadInput for a value that is not allowed."""
+    """Settings that determine a lab model. Raises BadInput for a value that is not allowed."""
 
     seed: int = 0
     hidden: int = 256
@@ -37,7 +37,7 @@ class PretrainConfig:
     rest_weight: float = 0.3  #: weight of the loss on tokens that are not answers
     optimizer: str = "muon"  #: "muon" for the layers' matrices and AdamW for the rest, or "adamw" for everything
     last: int = 4_000  #: steps on the last stage
-    decay: float = 0.5  #: share of the last steps over which the rate falls to zero
+    decay: float = 0.5  #: share of the `last` steps over which the learning rate decays to 0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -66,13 +66,13 @@ class PretrainConfig:
 
     @property
     def parameters(self) -> int:
-        """Return how many parameters the layers have."""
+        """Number of parameters of the layers."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def model_config(self, vocab_size: int) -> "LlamaConfig":
         """Return the model's configuration in Hugging Face format."""
-        from transformers import LlamaConfig  # imported late: settings need no library
+        from transformers import LlamaConfig  # slow to import, and not needed for settings
 
         return LlamaConfig(
             vocab_size=vocab_size,

@@ -1,12 +1,11 @@
-"""Training of the lab model: one process or several, resumable, the same result from the same seed.
+"""Train the lab model: in one process or several, resumable, deterministic for a seed.
 
-Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero over the last part of its final stage.
-The tokenizer is byte-level BPE trained on the lab corpus: any text round-trips, and every word of the lab world is a
-single token.
+The learning rate warms up, is constant during the curriculum, and decays linearly to zero over the last part of the
+final stage. The tokenizer is byte-level BPE trained on the lab corpus: any text round-trips, and every word of the lab
+world is a single token.
 
-The curriculum: to look facts up is learned on a small task, which then grows. Each stage changes little, and the next
-one begins when the answers of this one are right.
-The whole vocabulary is in use from the first step on.
+The curriculum teaches fact lookup on a small task, which then grows. Each stage changes little, and the next one begins
+once this stage's answers are correct. Every stage uses the whole vocabulary.
 """
 
 import math
@@ -56,15 +55,15 @@ ANSWER, REST, NOTHING = 1, 2, 0  # roles of a token: part of an answer, other te
 class Stage:
     """One step of the curriculum."""
 
-    passages: tuple[int, int]  #: fewest and most passages of a context
+    passages: tuple[int, int]  #: minimum and maximum number of passages in a context
     style: Style
     kinds: dict[str, float]  #: weights of the kinds of question
-    batch: int = 64  #: contexts a step
-    questions: int = 8  #: asked over each context, one after the other
+    batch: int = 64  #: contexts per step
+    questions: int = 8  #: questions over each context, one after another
     recalls: float = 0.0  #: share of them replaced by restating a fact ("Recall: Ada Kelric works for …")
     years: float = 0.0  #: share of them that ask which of two years is first, without a passage
     until: float = 0.9  #: the next stage begins at this share of fully correct answers
-    most: int = 1000  #: or after so many steps
+    most: int = 1000  #: or after this number of steps
 
 
 _EASY = {"single-hop": 1.0}
@@ -88,18 +87,18 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Batch(TensorBatch):
-    """Questions and answers over contexts, a row each; answers are counted over the whole batch."""
+    """Questions and answers over contexts, one row per context; answers are numbered over the whole batch."""
 
     tokens: torch.Tensor  #: [B, T] token ids
     roles: torch.Tensor  #: [B, T]
-    answers: torch.Tensor  #: [B, T] which answer a token belongs to, -1: none
-    kinds: list[str]  #: of answer 0, 1, …
+    answers: torch.Tensor  #: [B, T] index of the answer that a token belongs to, -1: none
+    kinds: list[str]  #: kind of each answer
 
 
 def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: Layout = LAB) -> Batch:
     """Draw a batch of a stage: contexts of one number of passages, each with several questions and their answers."""
     low, high = stage.passages
-    count = round(low * (high / low) ** rng.random())  # log-uniform: as many contexts of 1 to 2 passages as of 20 to 40
+    count = round(low * (high / low) ** rng.random())  # log-uniform: 1 to 2 passages are as frequent as 20 to 40
     rows = max(8, stage.batch * 8 // max(8, count))
     pieces = [list(_pieces(stage, World(rng, count, stage.style), count, layout)) for _ in range(rows)]
     texts = [text for row in pieces for text, _, _ in row]
@@ -121,20 +120,20 @@ def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: 
 
 
 def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[tuple[str, int, str]]:
-    """Yield text, role and kind of question of every piece of a training sequence."""
+    """Yield text, role and kind of question of each piece of a training sequence."""
     rng, context = world.rng, world.context(count)
     yield layout.system, REST, ""
     for passage in passages_of(context):
         yield layout.passage.format(title=passage.title, text=passage.text), REST, ""
     subjects = {kind: about for kind, about in world.questions(context).items() if about and stage.kinds.get(kind)}
-    asked: set[Any] = set()  # no question twice: an answer must come from the passages, not from an earlier answer
+    used: set[Any] = set()  # questions are not repeated, or an answer could be copied from an earlier one
     for _ in range(stage.questions if subjects else 0):
         kind = rng.choices(list(subjects), [stage.kinds[kind] for kind in subjects])[0]
         about = rng.choice(subjects[kind])
         question = world.ask(kind, about)
-        if (key := (kind, *sorted(question.titles)) if kind == "comparison" else id(about)) in asked:
+        if (key := (kind, *sorted(question.titles)) if kind == "comparison" else id(about)) in used:
             continue
-        asked.add(key)
+        used.add(key)
         if rng.random() < stage.years:
             first, second = sorted(rng.sample(LISTS["year"], 2))
             years = " or ".join(rng.sample((first, second), 2))
@@ -157,27 +156,27 @@ SEEN_KINDS = (*KINDS, "recall", "years")
 
 @dataclass
 class PretrainProgress(Progress):
-    """Where the training of a lab model stands."""
+    """Progress of the training of a lab model."""
 
-    entered: list[int] = field(default_factory=lambda: [0])  #: step at which each stage so far began
-    counted: list[list[float]] = field(default_factory=list)  #: answers since the last row, of a stopped run
+    entered: list[int] = field(default_factory=lambda: [0])  #: first step of each stage so far
+    counted: list[list[float]] = field(default_factory=list)  #: answers since the last row, for resuming
 
     @property
     def stage(self) -> int:
-        """Index of the stage that is trained."""
+        """Index of the current stage."""
         return len(self.entered) - 1
 
     @property
     def spent(self) -> int:
-        """Steps on the stage so far."""
+        """Steps in the current stage so far."""
         return self.step - self.entered[-1]
 
 
 class Order:
-    """The order of batches: (stage, index) of each step's.
+    """Sampler that yields (stage, index) of each step's batch.
 
-    The loader draws up to LEAD steps ahead, so a batch is of the stage that was trained LEAD steps before it. The order
-    therefore depends neither on how many processes draw nor on where a run was interrupted.
+    The loader draws up to LEAD steps ahead, so a batch is of the stage that was current LEAD steps before it. The order
+    is therefore independent of the number of loader processes and of interruptions.
     """
 
     def __init__(self, progress: PretrainProgress, rank: int, ranks: int):
@@ -190,16 +189,16 @@ class Order:
 
 
 def loss_of(logits: torch.Tensor, batch: Batch, rest_weight: float) -> torch.Tensor:
-    """Return the loss from logits [B, T-1, V] of the next token at every position but the last."""
+    """Return the next-token loss from logits [B, T-1, V] at all positions but the last."""
     target, role = batch.tokens[:, 1:], batch.roles[:, 1:]
     loss = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none").view_as(target)
-    asked, rest = role == ANSWER, (role != ANSWER) & (role != NOTHING)
-    of_answers = (loss * asked).sum() / asked.sum().clamp(min=1)
+    in_answer, rest = role == ANSWER, (role != ANSWER) & (role != NOTHING)
+    of_answers = (loss * in_answer).sum() / in_answer.sum().clamp(min=1)
     return of_answers + rest_weight * (loss * rest).sum() / rest.sum().clamp(min=1)
 
 
 def rate(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> float:
-    """Return the share of the full learning rate at this step."""
+    """Return this step's learning rate relative to the peak."""
     warm = min(1.0, (progress.step + 1) / config.warmup)
     if progress.stage < last_stage:
         return warm
@@ -218,10 +217,11 @@ def train(
     workers: int = 0,
     minutes: float = math.inf,
 ) -> tuple[LlamaForCausalLM, PretrainProgress]:
-    """Train until the last stage is done or `minutes` are over; `out` holds the state to resume from.
+    """Train until the last stage is done or `minutes` have passed; `out` holds the state to resume from.
 
-    `report` gets a row of the curve every 20 steps. The same config gives the same weights on the same device, however
-    many `workers` draw the text and wherever the run was interrupted. Raises BadInput for a folder of another config.
+    `report` gets a row of the curve every 20 steps. The same config gives the same weights on the same device,
+    independently of the number of `workers` that draw text and of interruptions. Raises BadInput for a folder of
+    another config.
     """
     check(config, out, workers)
     if save_every % READ_EVERY:
@@ -233,7 +233,7 @@ def train(
         tally.counts += torch.tensor(progress.counted, device=device)
     loader = DataLoader(
         Drawn(partial(_draw, config.seed, tokenizer, stages)),
-        batch_size=None,  # a draw is a whole batch
+        batch_size=None,  # an item is a whole batch
         sampler=Order(progress, run.accelerator.process_index, run.accelerator.num_processes),
         num_workers=workers,
         prefetch_factor=max(1, min(4, LEAD // workers)) if workers else None,
@@ -281,12 +281,12 @@ def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path
 
 
 def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ...], at: tuple[int, int]) -> Batch:
-    """Draw batch (stage, index)."""
+    """Draw the batch at (stage, index)."""
     return draw(stages[at[0]], Random(f"lab train {seed} {at[1]}"), tokenizer)
 
 
 def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> bool:
-    """Return whether the last stage has had all its steps."""
+    """Return whether the last stage is complete."""
     return progress.stage == last_stage and progress.spent >= config.last
 
 
@@ -327,9 +327,9 @@ def _texts(worlds: int, layout: Layout) -> Iterator[str]:
 
 
 def train_tokenizer(vocab_size: int = 2048, worlds: int = 4000, layout: Layout = LAB) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on so many worlds.
+    """Train a tokenizer of at most `vocab_size` tokens on text of `worlds` worlds.
 
-    The same arguments give the same tokenizer. Ctrl-C ends the call and leaves a thread at work.
+    The same arguments give the same tokenizer. Ctrl-C ends the call, but leaves a thread running.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

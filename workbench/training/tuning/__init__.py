@@ -1,1 +1,1 @@
-"""Block fine-tuning (Block-Attention, section 2.4): a model learns to answer from separately encoded blocks."""
+"""Block fine-tuning (Block-Attention, section 2.4): train a model to answer from separately encoded blocks."""

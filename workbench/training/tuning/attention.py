@@ -1,8 +1,8 @@
-"""Attention of a training step: FlexAttention under a BlockMask on a GPU, torch's own, mask by mask, elsewhere.
+"""Attention in training: FlexAttention with a BlockMask on a GPU, elsewhere torch's SDPA, one call per mask.
 
-It is registered with transformers as attention "workbench-train". The masks of a packed sequence, one for every sliding
-window of the model, come as the forward keyword argument `masks`. In place of one mask over the sequence, a BlockMask
-holds tiles of 128 × 128, and a MaskBlock covers one block, or the questions over one context.
+Registered with transformers as attention "workbench-train". The masks of a packed sequence, one per sliding window of
+the model, are passed as the forward keyword argument `masks`. Instead of one mask over the sequence, a BlockMask holds
+tiles of 128 × 128, and a MaskBlock covers one block, or the questions over one context.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,27 +24,27 @@ from workbench.training.tuning.text.packing import PackedExamples
 NAME = "workbench-train"
 LENGTHS = 64  # maximum number of sequence lengths that kernels are compiled for
 TILE = 128  # tokens per tile of a BlockMask; lengths of packed sequences are multiples of it
-STRIP = 16  # rows of tiles processed at a time when a BlockMask is made
+STRIP = 16  # rows of tiles processed at a time to build a BlockMask
 
 
 @dataclass(frozen=True)
 class MaskBlock:
-    """A run of rows with the run of columns that contains all keys they attend to."""
+    """A range of rows with the range of columns that contains all keys they attend to."""
 
     rows: slice
     cols: slice
     mask: Tensor  #: [rows, cols] bool
-    causal: bool = False  #: the mask is that of causal attention over a square
+    causal: bool = False  #: the mask is causal over a square
 
 
 Masks = Mapping[int | None, BlockMask | tuple[MaskBlock, ...]]
 
 
 def masks_of(packed: PackedExamples, windows: Iterable[int | None], how: str | None = None) -> Masks:
-    """Make the mask of a packed sequence for every sliding window of the model.
+    """Return the mask of a packed sequence for each sliding window of the model.
 
-    how   "tiles": BlockMask, the default on a GPU; "parts": MaskBlocks, the default elsewhere, for which nothing is
-          compiled; "dense": one [T, T] mask, to compare with
+    how   "tiles": BlockMask, the default on a GPU; "parts": MaskBlocks, the default elsewhere, needs no compilation;
+          "dense": one [T, T] mask, as a reference
     """
     if how is None:
         how = "tiles" if packed.tokens.is_cuda else "parts"
@@ -56,7 +56,7 @@ def _dense(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
 
 
 def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
-    """Return a mask for every context block without its links, and one for the questions over a context.
+    """Return one mask per context block without its links, and one for the questions over a context.
 
     A question attends to the context and itself; links attend to the context before them and themselves.
     """
@@ -76,7 +76,7 @@ def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
 def _part(
     packed: PackedExamples, window: int | None, begin: int, first: int, end: int, causal: bool = False
 ) -> MaskBlock:
-    """Mask rows from `begin` and columns from `first`, both up to `end`."""
+    """Return the mask of rows from `begin` and columns from `first`, both up to `end`."""
     index = torch.arange(first, end, device=packed.tokens.device)
     mask = visible(packed.sees(window), index[begin - first :], index)
     return MaskBlock(slice(begin, end), slice(first, end), mask, causal)
@@ -88,15 +88,15 @@ def _block_mask(packed: PackedExamples, window: int | None) -> BlockMask:
     def mask(batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
         return sees(row, col)
 
-    some, whole = _tile_table(packed, window)
-    lists = (*_listed(some & ~whole), *_listed(whole))
+    partly, fully = _tile_table(packed, window)
+    lists = (*_listed(partly & ~fully), *_listed(fully))
     return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=TILE, mask_mod=mask, seq_lengths=(length, length))
 
 
 def _tile_table(packed: PackedExamples, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return two [T / TILE, T / TILE] bool: tiles with any visible pair, and tiles with all pairs visible.
+    """Return two [T / TILE, T / TILE] bool: tiles with a visible pair, and tiles with only visible pairs.
 
-    Torch's own `create_block_mask` makes all pairs [T, T] at once, or has to be compiled for every T.
+    Torch's `create_block_mask` materializes all pairs [T, T], or has to be compiled for every T.
     """
     index = torch.arange(len(packed.tokens), device=packed.tokens.device)
     tables = []
@@ -108,7 +108,7 @@ def _tile_table(packed: PackedExamples, window: int | None) -> tuple[Tensor, Ten
 
 
 def _listed(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of tiles per row of `table` [R, C], [1, 1, R], and the columns [1, 1, R, C], set ones first."""
+    """Return the number of set tiles per row of `table` [R, C], [1, 1, R], and columns [1, 1, R, C], set ones first."""
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     return table.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
@@ -119,7 +119,7 @@ MAKERS = {"tiles": _block_mask, "parts": _parts, "dense": _dense}
 
 @cache
 def _compiled(function: Any) -> Any:
-    """Compile at first use on a GPU, once per length; beyond LENGTHS torch would silently run it unfused."""
+    """Compile at first use on a GPU, once per length; beyond the limit, torch would silently run it unfused."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, LENGTHS)
     return torch.compile(function, dynamic=False)
 
@@ -138,7 +138,7 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend: queries, keys and values [1, H, T, D] -> [1, T, Hq, D], as transformers' attention interface."""
+    """Attend with queries, keys and values [1, H, T, D] -> [1, T, Hq, D], as transformers' attention interface."""
     if masks is None:
         raise BadInput(f"attention {NAME!r} is for training: call model.set_attn_implementation('sdpa') for other uses")
     refuse(module, attention_mask, dropout, others)
@@ -166,11 +166,11 @@ def attend(
 
 
 def forward(model: torch.nn.Module, batch: PackedExamples, masks: Masks) -> Tensor:
-    """Compute logits [A, V] of the rows that predict answer tokens, and of no others."""
+    """Compute logits [A, V] of the rows that predict answer tokens only."""
     ids, positions = batch.tokens[None], batch.positions[None]
     options: dict[str, Any] = {"use_cache": False, "logits_to_keep": batch.rows, "masks": masks}
     return model(input_ids=ids, position_ids=positions, **options).logits[0]
 
 
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, lambda *_, **__: None)  # masks of packed sequences are passed with the call
+AttentionMaskInterface.register(NAME, lambda *_, **__: None)  # packed sequences pass their own masks

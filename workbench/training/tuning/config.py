@@ -1,4 +1,4 @@
-"""The settings of a block fine-tuning."""
+"""Settings of block fine-tuning."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,11 +22,11 @@ MOST_BATCH = 1 << 16  # maximum number of samples per forward pass
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Settings of a block fine-tuning besides model and data. Raises BadInput for a value that is not allowed.
+    """Settings of block fine-tuning, except model and data. Raises BadInput for a value that is not allowed.
 
     Mode "mixed" is the recipe of Block-Attention; positions "naive" are its ablation without position re-encoding.
-    Teacher "self" needs no labels: the loss is the divergence from the base model's own full attention on every token
-    of questions and answers.
+    Teacher "self" needs no labels: the loss is the divergence from the base model's own full attention on each token of
+    questions and answers.
     """
 
     mode: Annotated[str, "mixed: every sample in both modes; block, full: in one mode"] = "mixed"
@@ -99,12 +99,12 @@ class TuneConfig:
 
     @property
     def adapts(self) -> bool:
-        """Whether the result is an adapter, and the base model's weights are not changed."""
+        """Whether the result is an adapter that leaves the base model's weights unchanged."""
         return bool(self.lora_rank or any(self.soft))
 
     @property
     def copies(self) -> tuple[str, ...]:
-        """The modes in which every sample is trained."""
+        """The modes in which each sample is trained."""
         return ("full", "block") if self.mode == "mixed" else (self.mode,)
 
     @property
@@ -113,9 +113,9 @@ class TuneConfig:
         return self.lora_targets == "attention" or (self.lora_targets == "auto" and self.teacher == "self")
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
-        """Return the learning rate of a step, counted from 0: linear warm-up, then linear decay to 0.
+        """Return the learning rate of a step, counted from 0: linear warmup, then linear decay to 0.
 
-        It falls with the steps or with the `seconds` of the budget, whichever are further.
+        It decays with the steps or with the `seconds` of the budget, whichever is further along.
         """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup

@@ -1,4 +1,4 @@
-"""The tuned model as a folder in Hugging Face format, with its prompt layout, its origin and its card."""
+"""Write the tuned model as a folder in Hugging Face format, with prompt layout, provenance and model card."""
 
 import json
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ LOSSES = {
 
 
 def save_model(run: TuneRun, progress: TuneProgress, folder: Path) -> None:
-    """Write weights in the base checkpoint's number format, with LoRA merged in and beside.
+    """Write weights in the base checkpoint's dtype, with LoRA merged in and also saved separately.
 
-    `folder` appears whole or not at all. The run is over after it: its model now has that number format.
+    `folder` is created atomically. The run cannot continue: its model now has that dtype.
     """
     sharded = run.accelerator.distributed_type == DistributedType.FSDP
-    state = run.accelerator.get_state_dict(run.model) if sharded else None  # a collective call: all processes take part
+    state = run.accelerator.get_state_dict(run.model) if sharded else None  # collective: all processes must call it
     if run.accelerator.is_main_process:
         with folder_atomically(folder) as partial:
             facts = _save_weights(run, partial, state)
@@ -43,12 +43,12 @@ def save_model(run: TuneRun, progress: TuneProgress, folder: Path) -> None:
 
 
 def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | None) -> dict[str, Any]:
-    """Write the model in its base's dtype, with an adapter merged into it, and also written separately.
+    """Write the model in its base's dtype, with an adapter merged in and also saved separately.
 
     `state` has the weights of a sharded model. Returns the number of parameters.
     """
     base = json.loads((models.base_folder(models.folder(run.base["name"])) / "config.json").read_text(encoding="utf-8"))
-    number = models.DTYPES.get(base.get("dtype") or base.get("torch_dtype"), torch.bfloat16)
+    dtype = models.DTYPES.get(base.get("dtype") or base.get("torch_dtype"), torch.bfloat16)
     model: Any = run.accelerator.unwrap_model(run.model)
     if run.config.lora_rank:
         model.save_pretrained(folder / ADAPTER)
@@ -56,21 +56,21 @@ def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | N
     model.set_attn_implementation("sdpa")
     weights = list(model.parameters()) if state is None else list(state.values())
     if state is None:
-        model.to(dtype=number).save_pretrained(folder)
+        model.to(dtype=dtype).save_pretrained(folder)
     else:
-        model.save_pretrained(folder, state_dict={name: x.to(number) for name, x in state.items()})
+        model.save_pretrained(folder, state_dict={name: x.to(dtype) for name, x in state.items()})
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config["dtype"] = str(number).removeprefix("torch.")
+        config["dtype"] = str(dtype).removeprefix("torch.")
         write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
     return {"parameters": sum(x.numel() for x in weights)}
 
 
 def save_adapter(run: TuneRun, progress: TuneProgress, folder: Path, base: str | None = None) -> None:
-    """Write LoRA, in bf16, and soft tokens as a folder that `models.load` joins to its base model.
+    """Write LoRA (bf16) and soft tokens as a folder that `models.load` joins to its base model.
 
-    base   the name under which it asks for the base model; None: the one that was given to the run
+    base   name of the base model in the folder; None: the name that was given to the run
 
-    `folder` appears whole or not at all; the run can go on.
+    `folder` is created atomically; the run can continue.
     """
     if not run.accelerator.is_main_process:
         return
@@ -109,7 +109,7 @@ def _tuning(run: TuneRun, progress: TuneProgress, facts: dict[str, Any]) -> dict
 
 
 def write_card(folder: Path, name: str, merged: bool = True) -> None:
-    """Write the model card from `tuning.json`; no number in it is typed by hand.
+    """Write the model card; its numbers come from `tuning.json`.
 
     merged   the folder holds a whole model, else an adapter
     """
@@ -133,15 +133,15 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
     if any(recipe.get(name) for name in soft_tokens.PARTS):
         facts.append(f"Soft tokens around each passage: {SOFT}")
     if overlap := tuning.get("overlap"):
-        told = {name: value for name, value in overlap.items() if name not in ("scored", "digest")}
-        facts.append(f"Overlap with the text it is scored on, {len(overlap['scored'])} files: {settings(told)}")
+        counts = {name: value for name, value in overlap.items() if name not in ("scored", "digest")}
+        facts.append(f"Overlap with the text it is scored on, {len(overlap['scored'])} files: {settings(counts)}")
     keys = [name for name in ("step", "loss", "full", "block", "kl_full", "kl_block") if name in tuning["curve"][-1]]
     curve = curve_table("Answers right (teacher-forced, training stream).", tuning["curve"], {key: key for key in keys})
     checkpoint.write_card(folder, name, about, facts, _score_table(tuning["scores"]) + curve)
 
 
 def _loading(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
-    """Return how to load the folder, as text."""
+    """Return a sentence on how to load the folder."""
     if (folder / DIFFERENCE).is_file():
         return (
             f"Weights kept as the exact difference from `{base['name']}` (`{DIFFERENCE}`): loads with "
@@ -157,7 +157,7 @@ def _loading(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
 
 
 def _score_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return exact match, or the distances of both modes from the teacher, at every evaluated step."""
+    """Return exact match, or distances of both modes from the teacher, at each evaluated step."""
     if not rows:
         return []
     measures = [(mode, name) for name in ("em", "kl", "nll_gap") for mode in ("full", "block") if name in rows[0][mode]]

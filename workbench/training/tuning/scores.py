@@ -1,5 +1,7 @@
-"""Evaluations while a model is tuned: exact match of both modes on held-out samples (Block-Attention, figure 4), and
-fidelity to its teacher: divergence, and likelihood of the gold answers.
+"""Evaluate a model during tuning, on held-out samples.
+
+Exact match of both modes (Block-Attention, figure 4), or fidelity to its teacher: divergence, and likelihood of the
+gold answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +37,7 @@ class Evaluation:
     every      steps between evaluations; 0: none
     samples    number of questions
     data       `lab` (held-out worlds), or a file, which should share no question with the training data
-    passages   passages of a question; None: as in the data
+    passages   passages per question; None: as in the data
     """
 
     every: int = 0
@@ -56,7 +58,7 @@ class Evaluation:
         return bool(self.every) and (step % self.every == 0 or step == last)
 
     def trials(self, model: str, positions: str) -> dict[str, Trial]:
-        """Return a trial for each mode; block mode has the positions it is trained with."""
+        """Return a trial for each mode; block mode uses the positions it is trained with."""
         full = Trial(
             model, data=self.data, samples=self.samples, seed=SEED, passages=self.passages, batch=self.batch, timed=1
         )
@@ -67,7 +69,7 @@ NEVER = Evaluation()
 
 
 def scores(evaluation: Evaluation, loaded: Loaded, name: str, positions: str) -> dict[str, Any]:
-    """Score the model as it is now: {"full": {em, em_low, em_high, n}, "block": {…}}; it is left in training mode."""
+    """Score the current model: {"full": {em, em_low, em_high, n}, "block": {…}}. It is left in training mode."""
     loaded.model.eval()
     by_mode = {}
     for mode, trial in evaluation.trials(name, positions).items():
@@ -81,7 +83,7 @@ BOTH = ("full", "block")
 
 
 def examples_of(evaluation: Evaluation, data: Data, layout: Layout, tokenizer: Any, limits: Limits) -> list[Example]:
-    """Return held-out examples with as many questions as asked for; mixed into contexts as the training data are.
+    """Return held-out examples with the requested number of questions, mixed into contexts as the training data are.
 
     Raises BadInput for a sample that does not fit the limits.
     """
@@ -91,11 +93,11 @@ def examples_of(evaluation: Evaluation, data: Data, layout: Layout, tokenizer: A
     asked = {} if data.questions is None else {"questions": data.questions}
     own = OwnAnswers("missing", 1)
     source = Mixed(drawn, layout, tokenizer, limits, SEED, own, passages=data.mix, **asked)
-    listed: list[Example] = []
-    while (spare := evaluation.samples - sum(len(each.questions) for each in listed)) > 0:
-        more = source[len(listed)]
-        listed.append(replace(more, questions=more.questions[:spare]))
-    return listed
+    found: list[Example] = []
+    while (spare := evaluation.samples - sum(len(each.questions) for each in found)) > 0:
+        more = source[len(found)]
+        found.append(replace(more, questions=more.questions[:spare]))
+    return found
 
 
 @torch.no_grad()
@@ -110,14 +112,14 @@ def fidelity(
     room: int = 0,
     enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Compare both modes of `model` as it is now with its teacher, over the answers of `examples`.
+    """Compare both modes of the current `model` with its teacher, over the answers of `examples`.
 
     Returns {"n": questions, "nll": of the teacher, "full": {kl, agree, nll_gap and bounds}, "block": {…}}, each a mean
-    over questions of means over their answer tokens, in nats; `agree` is the share of tokens with the same most likely
-    token. Of questions without a gold answer only the first token counts, and no likelihood.
+    over questions of means over their answer tokens, in nats. `agree` is the share of tokens with the same most likely
+    token. Questions without a gold answer contribute only their first token, and no likelihood.
 
-    how, room   masks, and tokens up to which a batch is filled (`pack_taught`)
-    enough      asked after every batch: the examples after it are left out
+    how, room   masks, and tokens to which a batch is padded (`pack_taught`)
+    enough      called after each batch: if true, the remaining examples are left out
     """
     config, rows, seen = replace(config, mode="mixed"), [], list[Example]()
     device = next(model.parameters()).device
@@ -125,12 +127,12 @@ def fidelity(
         batch = pack_taught(chunk, config, room).to(device)
         student, taught = logits_of(model, teacher, batch, windows, bf16, how)
         targets, same = batch.student.targets, batch.same
-        surprise = _surprise(taught, targets, same)
+        teacher_nll = _nll(taught, targets, same)
         columns = [
             divergence(student, taught, same),
             (student.argmax(-1) == taught.argmax(-1)[same]).float(),
-            _surprise(student, targets, torch.arange(len(targets), device=device)) - surprise,
-            surprise,
+            _nll(student, targets, torch.arange(len(targets), device=device)) - teacher_nll,
+            teacher_nll,
         ]
         rows.append(_by_answer(torch.stack(columns, 1), batch.student.answers, len(batch.student.modes)))
         seen += chunk
@@ -139,10 +141,10 @@ def fidelity(
     return _summary(np.concatenate(rows), seen)
 
 
-def _surprise(logits: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-    """Return the negative log-likelihood [A] of targets [A] in rows [A] of logits, in nats."""
+def _nll(logits: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+    """Return the negative log-likelihood [A] in nats of targets [A] in rows [A] of logits."""
     parts = zip(rows.split(ROWS), targets.split(ROWS), strict=True)
-    return torch.cat([F.cross_entropy(logits[part].float(), wanted, reduction="none") for part, wanted in parts])
+    return torch.cat([F.cross_entropy(logits[part].float(), target, reduction="none") for part, target in parts])
 
 
 def _by_answer(values: Tensor, answers: Tensor, count: int) -> np.ndarray:
@@ -153,19 +155,19 @@ def _by_answer(values: Tensor, answers: Tensor, count: int) -> np.ndarray:
 
 
 def _summary(values: np.ndarray, examples: Sequence[Example]) -> dict[str, Any]:
-    """Return means and 95% bootstrap intervals by mode of values [N, 4], by example, mode and question."""
+    """Return means and 95% bootstrap intervals by mode of values [N, 4], ordered by example, mode and question."""
     flags = [(mode == "block", bool(qa.answer)) for each, mode in product(examples, BOTH) for qa in each.questions]
     block, known = (np.array(column) for column in zip(*flags, strict=True))
     summary: dict[str, Any] = {"n": int(block.sum())}
     if known.any():
         summary["nll"] = round(float(values[known & ~block, 3].mean()), 5)
     for mode, of_mode in (("full", ~block), ("block", block)):
-        summary[mode] = _stated("kl", values[of_mode, 0]) | {"agree": round(float(values[of_mode, 1].mean()), 4)}
+        summary[mode] = _with_interval("kl", values[of_mode, 0]) | {"agree": round(float(values[of_mode, 1].mean()), 4)}
         if known.any():
-            summary[mode] |= _stated("nll_gap", values[of_mode & known, 2])
+            summary[mode] |= _with_interval("nll_gap", values[of_mode & known, 2])
     return summary
 
 
-def _stated(name: str, values: np.ndarray) -> dict[str, float]:
+def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
     low, high = bootstrap(values.tolist())
     return {name: round(float(values.mean()), 5), f"{name}_low": round(low, 5), f"{name}_high": round(high, 5)}

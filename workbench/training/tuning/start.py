@@ -1,6 +1,6 @@
-"""Prepare a block fine-tuning: all checks come before the first step and before any file is written.
+"""Set up a block fine-tuning; all checks run before the first step, and before any file is written.
 
-The model's own greedy answers under full attention are drawn once before training and kept with the run.
+The model's own greedy answers under full attention are generated once before training and saved with the run.
 """
 
 import json
@@ -68,22 +68,22 @@ class TuneRun(Training):
     windows: tuple[int | None, ...]  #: sliding windows of the model's layers
     tally: Tally  #: answers since the last row of the curve, by mode
     teacher: Teacher | None = None  #: in a run with teacher "self"
-    held_out: tuple[Example, ...] = ()  #: with a teacher: examples to compare both modes with it
-    divergences: Tally | None = None  #: with a teacher: from it, by mode, over answer tokens since the last row
+    held_out: tuple[Example, ...] = ()  #: with a teacher: examples on which to compare both modes with it
+    divergences: Tally | None = None  #: with a teacher: divergence by mode, over answer tokens since the last row
     clock: Clock = field(default_factory=Clock)  #: of the steps, and of the evaluations between them
     attention: str = "auto"  #: tiles (FlexAttention) or parts; auto: tiles on a GPU
-    say: Callable[[str], None] = lambda text: None  #: called with a line for every phase
+    say: Callable[[str], None] = lambda text: None  #: called with a line of output for each phase
     stop: Callable[[], bool] = lambda: False  #: returns whether this process should end
     room: dict[str, int] = field(default_factory=lambda: {"tokens": 0})  #: tokens of one copy of a batch; 0: as needed
     compiled: set[int] = field(default_factory=set)  #: lengths with compiled kernels
 
     def asked(self) -> bool:
-        """Return whether the run is to end now; several processes end together, at a row of the curve."""
+        """Return whether the run should end now; several processes end together, at a row of the curve."""
         return self.accelerator.num_processes == 1 and self.stop()
 
     @property
     def base(self) -> dict[str, str]:
-        """Name and fingerprint of the model that is tuned."""
+        """Name and fingerprint of the base model."""
         return self.identity["base"]
 
     @property
@@ -92,12 +92,12 @@ class TuneRun(Training):
 
     @property
     def tiles(self) -> bool:
-        """Whether kernels are compiled, for every length of a batch."""
+        """Whether kernels are compiled, for each length of a batch."""
         return self.attention == "tiles" or (self.attention == "auto" and self.on_gpu)
 
     @property
     def how(self) -> str:
-        """The masks of a step, a name of `masks_of`."""
+        """The kind of masks, as `masks_of` takes it."""
         return "tiles" if self.tiles else "parts"
 
     @property
@@ -110,7 +110,7 @@ BATCH = 64  # questions answered together
 
 
 def draw_own_answers(run: TuneRun, source: Source) -> None:
-    """Let the base model answer the samples that the source asks it for, or read earlier answers from `run.out`."""
+    """Answer samples with the base model where the source requests it, or read earlier answers from `run.out`."""
     if not isinstance(source, Files) or source.own is None or not source.unanswered():
         return
     path, own = run.out / CACHE, source.own
@@ -122,8 +122,8 @@ def draw_own_answers(run: TuneRun, source: Source) -> None:
             answers = _answers(run, source, own.tokens)
         write_text(path, json.dumps(settings | {"answers": answers}) + "\n")
     run.accelerator.wait_for_everyone()
-    said = _read(path, settings) or {}
-    source.answered([tuple(said.get(str(i), ())) for i in range(len(source.samples))])
+    generated = _read(path, settings) or {}
+    source.answered([tuple(generated.get(str(i), ())) for i in range(len(source.samples))])
 
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[int]] | None:
@@ -132,7 +132,7 @@ def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[int]] | None:
 
 
 def _answers(run: TuneRun, source: Files, tokens: int) -> dict[str, list[int]]:
-    """Return {number of a sample: token ids}."""
+    """Return {index of a sample: token ids}."""
     assert run.teacher is not None
     model: Any = run.teacher.model
     waiting, answers, training = source.unanswered(), dict[str, list[int]](), model.training
@@ -141,8 +141,8 @@ def _answers(run: TuneRun, source: Files, tokens: int) -> dict[str, list[int]]:
     with run.teacher.off():
         for begin in range(0, len(waiting), BATCH):
             part = slice(begin, begin + BATCH)
-            said = generate(model, source.tokenizer, prompts[part], max_new_tokens=tokens, stop=source.layout.stop)
-            answers |= {str(i): list(each.tokens) for i, each in zip(waiting[part], said, strict=True)}
+            generated = generate(model, source.tokenizer, prompts[part], max_new_tokens=tokens, stop=source.layout.stop)
+            answers |= {str(i): list(each.tokens) for i, each in zip(waiting[part], generated, strict=True)}
     model.train(training)
     run.teacher.attend()
     return answers
@@ -161,12 +161,12 @@ def start(
     layout: str | None = None,
     **more: Any,
 ) -> tuple[TuneRun, Source]:
-    """Make a run that is ready for its first step, or for the step after the state that is saved in `out`.
+    """Return a run that is ready for its first step, or for the step after the state saved in `out`.
 
     layout   of prompts, a name or a JSON file; None: the model's own
     more     fields of `TuneRun`: attention, say, stop
 
-    Raises BadInput for every setting, model, sample or folder that does not fit; nothing is written.
+    Raises BadInput for any setting, model, sample or folder that does not fit. Nothing is written.
     """
     check_run_folder(out)
     if config.lora_rank and not find_spec("peft"):
@@ -204,15 +204,15 @@ def start(
     if config.teacher == "self":
         teacher = Teacher(bare, trained if config.lora_rank else None, frozen=config.adapts)
         divergences = Tally(("full", "block"), accelerator.device)
-    prepared, *optims = accelerator.prepare(trained, *optimizers(trained, config))
+    wrapped, *optims = accelerator.prepare(trained, *optimizers(trained, config))
     tally = Tally(("full", "block"), accelerator.device)
     windows = tuple(spec.windows)
-    common = (accelerator, prepared, optims, config, identity, out, loaded, windows, tally)
+    common = (accelerator, wrapped, optims, config, identity, out, loaded, windows, tally)
     return TuneRun(*common, teacher, held_out, divergences, **more), source
 
 
 def _loaded(model: str, accelerator: Accelerator, config: TuneConfig, layout: str | None) -> Loaded:
-    """Load the model on the training device. Raises BadInput for one that does not fit the recipe."""
+    """Load the model on the training device. Raises BadInput if it does not fit the recipe."""
     fsdp = accelerator.distributed_type == DistributedType.FSDP
     low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
     place, number = "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32"
@@ -240,7 +240,7 @@ def _sources(
     evaluation: Evaluation,
     say: Callable[[str], None],
 ) -> tuple[Source, tuple[Example, ...]]:
-    """Make the source of training examples and, with a teacher, the held-out examples, which share no text with it."""
+    """Return the source of training examples and, with a teacher, held-out examples, which share no text with it."""
     place = (loaded.layout, loaded.tokenizer, limits)
     own = OwnAnswers(config.own_answers, config.own_tokens) if config.teacher == "self" else None
     if own and evaluation.every and not is_lab(evaluation.data) and not is_lab(data.name):
@@ -259,7 +259,7 @@ def _sources(
 
 
 def _digest(config: TuneConfig, model: str) -> dict[str, str]:
-    """Return the digest of the weights that an adapter will belong to."""
+    """Return the digest of the weights that an adapter belongs to."""
     if not config.adapts:
         return {}
     path = models.folder(model)
@@ -309,7 +309,7 @@ def _check_resumed(out: Path, identity: dict[str, Any]) -> None:
 
 
 def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
-    """Prepare the model: training attention, and soft tokens and LoRA if configured."""
+    """Set up the model for training: attention, and soft tokens and LoRA if configured."""
     model.set_attn_implementation(NAME)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -332,6 +332,6 @@ def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
 
 
 def _attention_projections(model: torch.nn.Module) -> list[str]:
-    """Return the names of the linear modules of attention, q, k, v and o, in any family."""
+    """Return the names of attention's linear modules (q, k, v and o) in any model family."""
     named = (name.split(".") for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
     return sorted({path[-1] for path in named if len(path) > 1 and "att" in path[-2]})

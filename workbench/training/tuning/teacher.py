@@ -1,8 +1,8 @@
-"""A model's own full attention as the teacher of its block mode: self-distillation, which needs no labels.
+"""Self-distillation without labels: the model's own full attention is the teacher of its block mode.
 
-The loss of a token is KL(p || q), p the base model under full attention and q the tuned model, both over the same
-tokens (knowledge distillation, Hinton et al., arXiv:1503.02531, at temperature 1). The tuned model's copy in full mode
-is held to its own base by the same loss.
+The loss of a token is KL(p || q), with p the base model under full attention and q the tuned model, over the same
+tokens (knowledge distillation, Hinton et al., arXiv:1503.02531, at temperature 1). The tuned model's full mode is kept
+close to the base model by the same loss.
 """
 
 import copy
@@ -28,10 +28,10 @@ ROWS = 512  # rows of logits [rows, V] in fp32 at a time
 
 
 class Teacher:
-    """The untuned base model: the tuned model with its adapter switched off, itself beside soft tokens, or a copy."""
+    """The base model: the tuned model with its adapter disabled, itself if only soft tokens are trained, or a copy."""
 
     def __init__(self, bare: PreTrainedModel, adapted: Any = None, frozen: bool = False):
-        """Use a PEFT model that adapts `bare`, or `bare` itself if its weights are `frozen`, or else a copy of it."""
+        """Use a PEFT model that adapts `bare`, or `bare` itself if its weights are `frozen`, else a copy of it."""
         self.adapted = adapted
         self.model = bare if frozen or adapted is not None else copy.deepcopy(bare).eval().requires_grad_(False)
 
@@ -40,7 +40,7 @@ class Teacher:
         return nullcontext() if self.adapted is None else self.adapted.disable_adapter()
 
     def attend(self) -> None:
-        """Give the model the attention of training."""
+        """Switch the model to the attention of training."""
         self.model.set_attn_implementation(NAME)
 
 
@@ -51,7 +51,7 @@ class TaughtExamples(TensorBatch):
     student: PackedExamples
     teacher: PackedExamples
     same: Tensor  #: [A] the teacher's row over the same tokens
-    weights: Tensor  #: [A] of a row's divergence in the loss
+    weights: Tensor  #: [A] weight of a row's divergence in the loss
     of_answers: Tensor  #: indices of the rows that predict an answer
 
     @property
@@ -63,15 +63,15 @@ class TaughtExamples(TensorBatch):
 def pack_taught(examples: Sequence[Example], config: TuneConfig, room: int = 0) -> TaughtExamples:
     """Pack examples in the modes of `config` for the student, and in full mode for the teacher.
 
-    room   tokens up to which one copy of the examples is filled (`pack`); 0: it is not
+    room   tokens to which one copy of the examples is padded (`pack`); 0: no padding
     """
     copies = config.copies
     soft = SoftTokens.last(config.soft)
     student = pack(examples, copies, config.positions == "naive", asked=True, least=len(copies) * room, soft=soft)
     teacher = pack(examples, ("full",), asked=True, least=room)
     counts = [sum(len(qa.question) - 1 + max(1, len(qa.answer)) for qa in each.questions) for each in examples]
-    begins = [0, *accumulate(counts)]
-    spans = product(zip(begins, counts, strict=False), copies)
+    starts = [0, *accumulate(counts)]
+    spans = product(zip(starts, counts, strict=False), copies)
     same = torch.cat([torch.arange(begin, begin + count) for (begin, count), _ in spans])
     weights = torch.where(student.answers < 0, config.question_weight, 1.0)
     return TaughtExamples(student, teacher, same, weights, (student.answers >= 0).nonzero()[:, 0])
@@ -85,7 +85,7 @@ def logits_of(
     bf16: bool,
     how: str = "parts",
 ) -> tuple[Tensor, Tensor]:
-    """Compute logits [A, V] of the student `model` and [B, V] of its teacher, which takes no gradients.
+    """Return logits [A, V] of the student `model` and [B, V] of its teacher, the latter without gradients.
 
     how   masks of both: see `masks_of`
     """
@@ -96,7 +96,7 @@ def logits_of(
 
 
 class _Divergence(torch.autograd.Function):
-    """KL per row; computes the gradient in the forward pass, so that no chunk's probabilities are kept."""
+    """KL per row. The forward pass computes the gradient, so that no chunk's probabilities are stored."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, same: Tensor) -> Tensor:

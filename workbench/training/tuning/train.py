@@ -1,6 +1,6 @@
-"""The training loop of block fine-tuning, on one process or on several under `accelerate launch`.
+"""Training loop of block fine-tuning, in one process or several under `accelerate launch`.
 
-Resumable: a run that is killed and started again with the same settings gives the same weights as one that was not.
+Resumable: a run that is killed and restarted with the same settings gives the same weights as an uninterrupted one.
 """
 
 import json
@@ -26,7 +26,7 @@ from workbench.training.tuning.text.batches import Batch, drawn, loader, room_of
 from workbench.training.tuning.text.examples import Example, Source
 from workbench.training.tuning.text.packing import PackedExamples
 
-FIRST_SECONDS = 120.0  # time limit of the evaluation before the first step; if reached, later ones have it, too
+FIRST_SECONDS = 120.0  # limit of the evaluation before the first step; if reached, later ones use as few questions
 
 
 def train(
@@ -39,11 +39,11 @@ def train(
     minutes: float = math.inf,
     saved: Callable[[TuneProgress], None] = lambda progress: None,
 ) -> TuneProgress:
-    """Train until all steps are done or `minutes` are over; `run.out` holds the state to resume from.
+    """Train until all steps are done or `minutes` have passed; `run.out` holds the state to resume from.
 
-    Minutes, and the budget of the recipe, count from the first step on: not what is compiled, drawn and evaluated
-    before it. `report` gets every row of the curve, `saved` is called after every state that is saved. Raises BadInput
-    for a loss that is no number and for a device that is out of memory; the last state that was saved stays.
+    Minutes, and the budget of the recipe, count from the first step on, without compilation, drawing and evaluation
+    before it. `report` gets each row of the curve; `saved` is called after each saved state. Raises BadInput for a loss
+    that is not finite and if the device is out of memory; the last saved state stays.
     """
     progress, config = run.resume(TuneProgress()), run.config
     run.loaded.model.train()
@@ -107,7 +107,7 @@ def _settle(run: TuneRun, source: Source, evaluation: Evaluation, begin: int) ->
 
 
 def _announce(run: TuneRun, batch: Batch) -> None:
-    """Print the lengths for which kernels are compiled now."""
+    """Report the lengths for which kernels are about to be compiled."""
     packed = (batch.teacher, batch.student) if isinstance(batch, TaughtExamples) else (batch,)
     if run.tiles and (new := {len(each.tokens) for each in packed} - run.compiled):
         run.say(f"compiling for {' and '.join(f'{length:,}' for length in sorted(new))} tokens …")
@@ -148,12 +148,12 @@ def step(run: TuneRun, batches: list[Batch], number: int) -> torch.Tensor:
 
 
 def _sum_of_losses(run: TuneRun, batch: Batch) -> torch.Tensor:
-    """Compute the loss of a batch, summed over its weighted tokens."""
+    """Return the loss of a batch, summed over its weighted tokens."""
     return _taught(run, batch) if isinstance(batch, TaughtExamples) else _gold(run, batch)
 
 
 def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
-    """Compute the sum of cross-entropies of all answer tokens; count correct answers."""
+    """Return the sum of cross-entropies of all answer tokens, and count correct answers."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=run.bf16):
         logits = forward(run.model, batch, masks_of(batch, run.windows, run.how))
     run.tally.add(batch.modes, logits, batch.targets, batch.answers)
@@ -161,7 +161,7 @@ def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
 
 
 def _taught(run: TuneRun, batch: TaughtExamples) -> torch.Tensor:
-    """Compute the weighted sum of divergences from the teacher; count answers that agree with it."""
+    """Return the weighted sum of divergences from the teacher, and count answers that agree with it."""
     assert run.teacher is not None and run.divergences is not None
     logits, taught = logits_of(run.model, run.teacher, batch, run.windows, run.bf16, run.how)
     each, student, rows = divergence(logits, taught, batch.same), batch.student, batch.of_answers
@@ -197,7 +197,7 @@ def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict[str,
 def _evaluate(
     run: TuneRun, evaluation: Evaluation, progress: TuneProgress, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Evaluate both modes if due, on the first process; the others wait.
+    """Evaluate both modes if due, in the first process; the others wait.
 
     Scores are exact match or, with a teacher, divergences from it.
     """
@@ -217,7 +217,7 @@ def _scores(run: TuneRun, evaluation: Evaluation, progress: TuneProgress) -> dic
     if run.teacher is not None:
         begin, held_out = time.monotonic(), run.held_out
         if progress.scores:
-            held_out = _of_questions(held_out, progress.scores[0]["n"])
+            held_out = _first_questions(held_out, progress.scores[0]["n"])
 
         def enough() -> bool:
             return run.asked() or (not progress.scores and time.monotonic() - begin > FIRST_SECONDS)
@@ -229,14 +229,14 @@ def _scores(run: TuneRun, evaluation: Evaluation, progress: TuneProgress) -> dic
     return row
 
 
-def _of_questions(examples: tuple[Example, ...], count: int) -> tuple[Example, ...]:
-    """Return the first examples with `count` questions."""
+def _first_questions(examples: tuple[Example, ...], count: int) -> tuple[Example, ...]:
+    """Return the first examples, up to `count` questions."""
     ends = accumulate(len(example.questions) for example in examples)
     return tuple(example for example, end in zip(examples, ends, strict=True) if end <= count)
 
 
 def save(run: TuneRun, progress: TuneProgress) -> None:
-    """Write the state to resume from, in place of the one before, and the curve so far for people to look at."""
+    """Write the state to resume from, replacing the previous one, and the curve so far for inspection."""
     run.save(progress)
     if run.accelerator.is_main_process:
         curve = {"train": progress.curve, "scores": progress.scores, "seconds": progress.seconds}

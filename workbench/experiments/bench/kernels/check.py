@@ -1,9 +1,9 @@
-"""Checks of a kernel against its reference on this device.
+"""Check a kernel against its reference on this device.
 
-The rule is FlashAttention-3's (arXiv:2407.08608, its tests): against a reference in fp32 (fp64 for a kernel in fp32), a
-kernel's largest error may be twice that of plain torch in the same dtype, and a little for rounding. For a choice of
-tiles the same holds for the share that differs. Outputs begin as NaN, which shows entries that are not written. Inputs
-are drawn freshly. Every case runs three times, and a result that changes points to a race.
+The rule is that of FlashAttention-3's tests (arXiv:2407.08608): compared with a reference in fp32 (fp64 for a kernel in
+fp32), a kernel's largest error may be twice that of plain torch in the same dtype, plus a little for rounding. For a
+selection of tiles, the same holds for the share that differs. Outputs are initialised to NaN, which reveals entries
+that are not written. Inputs are redrawn. Each case runs three times, and a result that changes indicates a race.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from torch import Tensor
 from workbench.core.utils.determinism import deterministic
 
 REPEATS = 3
-LITTLE = 2e-6  # error allowed in any case
-ODD = 2e-3  # share of a choice that may differ from plain torch's
+LITTLE = 2e-6  # minimum allowed error
+ODD = 2e-3  # share of a selection that may differ from plain torch's
 FAR_APART = 1 << 31  # elements between the first and last head of a stretched case
 
 
@@ -38,7 +38,7 @@ class KernelVerdict:
 
 
 def check(kernel: Any, device: str, dtypes: list[torch.dtype], stretch: bool = False) -> Iterator[KernelVerdict]:
-    """Check all cases in every dtype; `stretch`: an attention case too with its heads 2^31 elements apart."""
+    """Check all cases in each dtype; with `stretch`, also an attention case with its heads 2^31 elements apart."""
     name = kernel.__name__.rsplit(".", 1)[-1]
     for dtype in dtypes:
         for i, drawn in enumerate(kernel.cases(device=device, dtype=dtype)):
@@ -56,10 +56,10 @@ def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtyp
         results = [kernel.launch(*arguments) for _ in range(REPEATS)]
     problem = ""
     if results[0].isnan().any():
-        problem = "some of the result was not written, or a key that no row sees was read"
+        problem = "some of the result was not written, or a key that no row attends to was read"
     elif any(not torch.equal(results[0], other) for other in results[1:]):
         problem = "the result changes from run to run"
-    if exact.dtype == torch.bool:  # a choice: the share that differs, as nearly equal scores may swap
+    if exact.dtype == torch.bool:  # a selection: the share that differs, as nearly equal scores may swap
         error = differing(results[0], exact)
         return KernelVerdict(name, case, label, error, 2 * differing(plain, exact) + ODD, problem)
     error = (results[0].double() - exact).abs().max().item() if exact.numel() else 0.0
@@ -67,46 +67,46 @@ def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtyp
 
 
 def differing(choice: Tensor, other: Tensor) -> float:
-    """Return the share of the entries of two choices that are not the same."""
+    """Return the share of entries in which two selections differ."""
     return (choice ^ other).float().mean().item() if choice.numel() else 0.0
 
 
 def allowance(exact: Tensor, plain: Tensor) -> float:
-    """Return the largest error that is allowed: twice plain torch's, and the rounding of a sum near 0.3."""
+    """Return the largest allowed error: twice plain torch's, plus the rounding of a sum near 0.3."""
     if not exact.numel() or not exact.is_floating_point():
-        return 0.0  # choices have no rounding error
+        return 0.0  # selections have no rounding error
     rounded = exact.to(plain.dtype)
     rounding = (rounded + 0.3 - 0.3 - rounded).abs().max().item()
     return 2 * (plain.double() - exact).abs().max().item() + 2 * rounding + LITTLE
 
 
 def raised(arguments: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return the same arguments with tensors of numbers in a wider `dtype`."""
+    """Return the same arguments with floating-point tensors in a wider `dtype`."""
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments)
 
 
 def fresh(arguments: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """Return the arguments with freshly drawn queries, keys and values on the device; NaN entries stay NaN."""
+    """Return the arguments with redrawn queries, keys and values on the device; NaN entries stay NaN."""
     draw = torch.Generator(arguments[0].device).manual_seed(1000 + seed)
 
     def new(x: Any) -> Any:
         if not (isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 2):
             return x
         drawn = torch.randn(x.shape, generator=draw, device=x.device).to(x.dtype)
-        kept = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        return kept.copy_(torch.where(x.isnan(), x, drawn))
+        like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        return like.copy_(torch.where(x.isnan(), x, drawn))
 
     return tuple(new(x) for x in arguments)
 
 
 def stretched(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the same case with the last head of keys and values more than 2^31 elements behind the first."""
+    """Return the same case with the last head of keys and values more than 2^31 elements after the first."""
     q, *pools = arguments[:3]
 
     def wide(x: Tensor) -> Tensor:
         heads, length, width = x.shape[-3:]
-        apart = -(-FAR_APART // (max(1, heads - 1) * width)) + length
-        reserve = torch.empty((*x.shape[:-2], apart, width), dtype=x.dtype, device=x.device)
+        stride = -(-FAR_APART // (max(1, heads - 1) * width)) + length
+        reserve = torch.empty((*x.shape[:-2], stride, width), dtype=x.dtype, device=x.device)
         reserve[..., :length, :] = x
         return reserve[..., :length, :]
 

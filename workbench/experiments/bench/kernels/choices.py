@@ -1,8 +1,8 @@
-"""Workloads that choose tiles: a choice with the lists that attention takes, beside the attention that reads them.
+"""Workloads that select tiles: a selection with the lists that attention takes, compared with the attention itself.
 
-Inputs are random numbers in bf16, as in `workloads`. A threshold of the rule is set before the timing, so that the
-choice has a given density, and the attention reads what the choice kept. "ours" is the choice with its lists; in a
-workload named "choice and attention" it is both.
+Inputs are random numbers in bf16, as in `workloads`. A threshold of the rule is set before timing, so that the
+selection has a given density, and the attention reads the selected tiles. "ours" is the selection with its lists; in a
+workload named "choice and attention", it is both.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,18 +26,18 @@ TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in tok
 DENSITY = 0.15  # of the causal tiles
 SHARES = (0.25, 0.10)  # of the pages before a chunk
 STRIDE = 8  # of XAttention
-STRIDES = (STRIDE, 16)  # both of its paper
+STRIDES = (STRIDE, 16)  # both strides of its paper
 HALVINGS = 14
 SLOW = 64  # units; XAttention's torch code is timed up to this length
 FEEDS = "the attention it feeds"
-ANEW = "ours, means of all keys anew"  # the first chunk over keys cached earlier
+ANEW = "ours, means of all keys anew"  # as for the first chunk over keys that were cached earlier
 IN_8_BITS = "ours, float8"
 NONE: Variant = {}
 
 
 @dataclass(frozen=True)
 class Choosing:
-    """A kernel that chooses on one set of inputs; `shared` neighbouring heads choose alike."""
+    """A kernel that selects on one set of inputs; `shared` neighbouring heads select alike."""
 
     kernel: str
     q: Tensor
@@ -60,7 +60,7 @@ class Choosing:
         return (self.kept(rule).float().mean() / causal.float().mean()).item()
 
     def lists(self, rule: TileRule, variant: Variant = NONE) -> tuple[Tensor, Tensor]:
-        """Return one list for every group of heads that choose alike, and query tile."""
+        """Return one list per query tile and group of heads that select alike."""
         choice = Tiles(self.kept(rule, variant)[0], rule.tile, shared=self.shared)
         return tile_lists(choice, self.q.shape[2], self.keys.shape[2])  # on the GPU, as the engine makes them
 
@@ -70,12 +70,12 @@ class Choosing:
         return out
 
     def past(self, rule: TileRule) -> float:
-        """Return the share of the pages before the chunk that some union reads."""
+        """Return the share of the pages before the chunk that any union reads."""
         chunk = self.q.shape[2] // rule.block
         return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
 
     def pages(self, rule: TileRule, variant: Variant = NONE, means: Any = None) -> PageLists:
-        """Return a list a request and GQA group (CompactAttention), with `means` kept from earlier chunks."""
+        """Return one list per request and GQA group (CompactAttention), with `means` kept from earlier chunks."""
         if means is not None:
             past = self.keys.shape[2] - self.q.shape[2]
             variant = {**variant, "means": named(self.kernel).pooled(self.keys, rule.block, means, past)}
@@ -87,11 +87,11 @@ class Choosing:
         return out
 
     def prompt(self, rule: TileRule) -> Tensor:
-        """Compute choice, lists and attention."""
+        """Compute selection, lists and attention."""
         return self.attention(rule, *self.lists(rule))
 
     def chunk(self, rule: TileRule, means: Any = None) -> Tensor:
-        """Compute choice, page table and attention."""
+        """Compute selection, page table and attention."""
         return self.paged(self.pages(rule, NONE, means))
 
     @property
@@ -99,7 +99,7 @@ class Choosing:
         return self.q.shape[1] // self.keys.shape[1]
 
     def work(self, name: str, rule: TileRule, operations: float) -> KernelWorkload:
-        """Describe the work; `operations` are the multiply-adds that it cannot do without."""
+        """Describe the work; `operations` are the minimum multiply-adds."""
         shape: dict[str, Any] = {"rows": self.q.shape[2], "keys": self.keys.shape[2], "batch": len(self.q)}
         shape |= {"heads": (self.q.shape[1], self.keys.shape[1]), "block": rule.block, "tile": rule.tile}
         shape |= {"mass": rule.mass, "part": rule.part}
@@ -124,9 +124,9 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
 
 
 def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """Yield blocks of 128, squares of 8 and of 16; with products in float8 too.
+    """Yield blocks of 128 with strides 8 and 16, also with products in float8.
 
-    "differs": tiles that only one of both choices keeps, of those that the exact one keeps.
+    "differs": tiles that only one of both selections keeps, relative to those that the exact one keeps.
     """
     for length, stride in product(LENGTHS, STRIDES):
         tokens, block = length * unit, unit // 8
@@ -142,10 +142,10 @@ def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -
 
 
 def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """A chunk of 1024, batch 8, 16/4 heads, 128K tokens in pages of 128 (CompactAttention).
+    """Yield a chunk of 1024, batch 8, 16/4 heads, 128K tokens in pages of 128 (CompactAttention).
 
-    Choice, union over the chunk and the GQA group, page table. Mean keys of earlier chunks are kept, as the engine does
-    (`core.kv`).
+    Selection, union over the chunk and the GQA group, page table. Mean keys of earlier chunks are kept, as in the
+    engine (`core.kv`).
     """
     (batch, heads, kv_heads), tokens, size = workloads.CHUNK, LENGTHS[-1] * unit, unit // 8
     rows = torch.arange(tokens - unit, tokens, device=DEVICE).expand(batch, -1).contiguous()
@@ -180,7 +180,7 @@ def _prompt(kernel: str, tokens: int, options: tuple[int, ...], shared: int) -> 
 def _tiled(
     choosing: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
 ) -> KernelWorkload:
-    """Add a choice with its lists, the same in torch unless it is too `slow`, and the attention."""
+    """Return a workload of a selection with its lists, the same in torch unless it is too `slow`, and the attention."""
     work = choosing.work(name, rule, operations)
     for label, variant in labelled(tried):
         work.enter(label, partial, choosing.lists, rule, variant)
@@ -190,8 +190,8 @@ def _tiled(
     return work
 
 
-def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], float], wanted: float) -> TileRule:
-    """Set "mass" of `rule`, or its "part" of the largest, so that its choice has the density `wanted`."""
+def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], float], target: float) -> TileRule:
+    """Set "mass" of `rule`, or its "part" of the largest, so that its selection has the density `target`."""
 
     def at(value: float) -> TileRule:
         return replace(rule, mass=value) if threshold == "mass" else replace(rule, part=1 - value)
@@ -199,7 +199,7 @@ def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], f
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if density(at(middle)) < wanted else (low, middle)
+        low, high = (middle, high) if density(at(middle)) < target else (low, middle)
     return at((low + high) / 2)
 
 

@@ -1,10 +1,10 @@
-"""Attention of a chunk of 1,024 rows beside that of a whole prompt, on random numbers: CompactAttention's figures.
+"""Attention of a chunk of 1,024 rows compared with a whole prompt, on random numbers: CompactAttention's figures.
 
 chunk_kernels    a tenth of the tiles of 64K keys, for all 64K rows and for the last 1,024: figure 1b
-chunk_choices    what choosing costs, in one pass and summed over the chunks: figure 1c (`searches`)
-chunk_attention  the last chunk of 8K to 128K tokens under every method, choice included: figure 5, attention
+chunk_choices    cost of the selection, in one pass and summed over the chunks: figure 1c (`searches`)
+chunk_attention  the last chunk of 8K to 128K tokens under each method, selection included: figure 5, attention
 
-CompactAttention's baselines come with their lists. A choice is called chunk by chunk: with the chunk's queries, all
+CompactAttention's baselines come with their lists. A selection is called chunk by chunk, with the chunk's queries, all
 keys so far and the positions of the rows. Thresholds are set beforehand, so that densities are comparable; random
 numbers have no density of their own.
 """
@@ -30,21 +30,21 @@ from workbench.kernels._select import copies
 from workbench.methods.sparse.quoka import Quoka
 
 LENGTHS = (16, 32, 64, 128)  # in units
-TINY = 1e-30  # threshold so low that a gate keeps everything
+TINY = 1e-30  # threshold at which a gate keeps everything
 SHARE = 0.25  # of the pages before a chunk that a union reads, and of the tokens that QUOKA keeps
 Choice = Callable[[Tensor, Tensor, Tensor], Any]  # q [B, Hq, R, D], keys [B, H, T, D], rows [B, R]
 
 
 def past_of(q: Tensor, keys: Tensor) -> int:
-    """Return the tokens before the chunk."""
+    """Return the number of tokens before the chunk."""
     return keys.shape[2] - q.shape[2]
 
 
 @dataclass
 class ByKernel:
-    """A choice by one of the kernels.
+    """Selection by one of the kernels.
 
-    capacity   tokens of the whole prompt: FlashPrefill's means of keys are kept from chunk to chunk; 0: they are not
+    capacity   tokens of the whole prompt: FlashPrefill's mean keys are kept between chunks; 0: they are not
     """
 
     kernel: str
@@ -54,43 +54,43 @@ class ByKernel:
     means: Any = None
 
     def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-        module, given = named(self.kernel), {}
+        module, options = named(self.kernel), {}
         if self.capacity:
             past = past_of(q, keys)
             if past and self.means is not None:
                 self.means = module.pooled(keys, self.rule.block, self.means, past)
             else:
                 self.means = module.pooled(keys, self.rule.block, capacity=self.capacity)
-            given = {"means": self.means}
-        kept: Tensor = module.launch(q, keys, rows, self.rule, *self.options, **given)
+            options = {"means": self.means}
+        kept: Tensor = module.launch(q, keys, rows, self.rule, *self.options, **options)
         return kept
 
 
 @dataclass
 class KeptGate:
-    """SeerAttention's gate, drawn at random: pooled keys of earlier chunks are kept, so a chunk pools its own alone.
+    """SeerAttention's gate with random weights; pooled keys of earlier chunks are kept, so a chunk only pools its own.
 
-    Its rotations are left out, so its time is the least that such a gate takes. A tile is kept where the gate is at
-    least 1 - `rule.mass` of the largest of its row.
+    Its rotations are left out, so its time is a lower bound for such a gate. A tile is kept if the gate is at least 1 -
+    `rule.mass` of the largest of its row.
     """
 
     rule: TileRule
     width: int = 128
     pooled: Tensor | None = None  #: [B, H, J or more, width]
-    known: int = 0  #: blocks in it
+    known: int = 0  #: number of pooled blocks
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
         return self.kept(q, keys, Grid(rows[0], keys.shape[2], self.rule.block))
 
     def kept(self, q: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """Return the choice [B, Hq, I, J] for rows of a grid of blocks."""
+        """Return the selection [B, Hq, I, J] for rows of a grid of blocks."""
         logits = self.logits(q, keys).masked_fill(~grid.causal, -torch.inf)
         least = logits.amax(-1, keepdim=True) + (1 - torch.as_tensor(self.rule.mass)).clamp(min=TINY).log()
         return ((logits >= least) & grid.causal) | grid.own
 
     def logits(self, q: Tensor, keys: Tensor) -> Tensor:
-        """Return [B, Hq, I, J] fp32: what the gate says of every pair of blocks."""
+        """Return [B, Hq, I, J] fp32: the gate's logits for each pair of blocks."""
         block, count = self.rule.block, keys.shape[2] // self.rule.block
         if not self.weights:
             sizes = {"query": (q.shape[1], q.shape[-1]), "key": (keys.shape[1], 3 * q.shape[-1])}
@@ -112,7 +112,7 @@ class KeptGate:
 
 
 def quoka(q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-    """Choose QUOKA's tokens of the past and the chunk, as the engine does: [B, H, K] int64, rising."""
+    """Select QUOKA's tokens of the past and the chunk, as in the engine: [B, H, K] int64, ascending."""
     method = Quoka(keep=SHARE, block=min(workloads.PAGE, q.shape[2]))
     found = [method(*one, Site(last=True)).listed for one in zip(q, keys, rows, strict=True)]
     return torch.stack([listed for listed in found if listed is not None])
@@ -121,21 +121,21 @@ def quoka(q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
 def gathered(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
     """Attend to the tokens `at` [B, H, K] in a copy of their keys and values.
 
-    The chunk sees itself in whole, as dense baselines of a chunk do here.
+    The chunk attends to all of itself, as in the dense baselines of a chunk here.
     """
     k, v = (x.gather(2, at[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))
     return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
 def over_tiles(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    """Choose tiles, list them, attend over the lists: block-sparse attention."""
+    """Select tiles, list them, attend over the lists: block-sparse attention."""
     lists = lists_of(choice(q, keys, rows).flatten(0, 1))
     out: Tensor = named("tile_attention").launch(q, keys, values, rows, *lists, size, size)
     return out
 
 
 def over_pages(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    """Choose tiles, unite them over the chunk and the heads of a group, attend over pages: CompactAttention."""
+    """Select tiles, form the union over the chunk and the heads of a group, attend over pages: CompactAttention."""
     group = q.shape[1] // keys.shape[1]
     union = union_of(choice(q, keys, rows), group)
     union[..., past_of(q, keys) // size :] = True
@@ -145,7 +145,7 @@ def over_pages(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tenso
 
 
 def over_tokens(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    """QUOKA: choose tokens, copy them, attend; on a GPU by the engine's kernels."""
+    """QUOKA: select tokens, copy them, attend; on a GPU by the engine's kernels."""
     at = quoka(q, keys, rows)
     if not q.is_cuda:
         return gathered(q, keys, values, at)
@@ -156,7 +156,7 @@ def over_tokens(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor
 
 
 def density(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, size: int) -> float:
-    """Return the share of the causal tiles that a choice keeps."""
+    """Return the share of the causal tiles that a selection keeps."""
     causal = Grid(rows[0], keys.shape[2], size).causal
     return (choice(q, keys, rows).float().mean() / causal.float().mean()).item()
 
@@ -168,7 +168,7 @@ def past_read(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, size: int) 
 
 
 def rules(unit: int) -> dict[str, TileRule]:
-    """Return the rule of each method as it is published, its threshold still open."""
+    """Return the published rule of each method, with its threshold not yet set."""
     size, small = max(16, unit // 8), max(16, unit // 16)  # the minimum tile of attention
     return {
         "flash_prefill": TileRule(size, size, part=0.5, whole=True, local=3, sink=2),
@@ -177,8 +177,8 @@ def rules(unit: int) -> dict[str, TileRule]:
     }
 
 
-def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], wanted: float) -> KeptGate | ByKernel:
-    """Make the choice of a method, its threshold set so that `measure` of it is `wanted`."""
+def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], target: float) -> KeptGate | ByKernel:
+    """Return the selection of a method, with its threshold set so that `measure` of it is `target`."""
     choice: KeptGate | ByKernel = KeptGate(rule)
     if name != "seer_attention":
         choice = ByKernel(f"choose_{name}", rule, (STRIDE,) if name == "xattention" else ())
@@ -187,19 +187,19 @@ def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], wanted
         choice.rule = tried
         return measure(choice)
 
-    choice.rule = with_density(rule, "part" if name == "flash_prefill" else "mass", at, wanted)
+    choice.rule = with_density(rule, "part" if name == "flash_prefill" else "mass", at, target)
     return choice
 
 
 def chunks_of(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, unit: int) -> None:
-    """Choose chunk after chunk, each over all keys so far."""
+    """Select chunk by chunk, each over all keys so far."""
     for begin in range(0, q.shape[2], unit):
         end = begin + unit
         choice(q[:, :, begin:end], keys[:, :, :end], rows[:, begin:end].contiguous())
 
 
 def searches(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """Time choices in one pass over a prompt, and summed over its chunks of 1024: figure 1c."""
+    """Time selections in one pass over a prompt, and summed over its chunks of 1024: figure 1c."""
     heads, kv_heads = workloads.HEADS
     for length in LENGTHS:
         tokens = length * unit
@@ -235,7 +235,7 @@ def drawn(heads: int, rows: int, columns: int, keep: float) -> Tensor:
 
 
 def union_drawn(rows: int, columns: int, keep: float) -> PageLists:
-    """Draw pages before the chunk for every KV head, and take those of the chunk."""
+    """Draw pages before the chunk for each KV head, and add those of the chunk."""
     size, heads = workloads.PAGE, workloads.HEADS
     union = torch.rand(1, heads[1], columns, device=DEVICE) < keep
     union[..., -rows:] = True
@@ -270,7 +270,7 @@ def kernels(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) 
 
 
 def attention(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """Time the last chunk under every method, its choice included: figure 5, attention."""
+    """Time the last chunk under each method, selection included: figure 5, attention."""
     batch, heads, kv_heads = workloads.CHUNK
     for length in CONTEXTS:
         tokens = length * unit

@@ -1,7 +1,7 @@
 """Workloads of the kernels.
 
-Over pages: a question's rows, rows of a share of a prompt, and batches that decode. Of prefill: whole prompts, kept
-tiles, chunks, blocks that are encoded, keys that are rerotated. Inputs and their counts are as `workloads` says.
+Over pages: tokens of a question, a share of a prompt's tokens, and batches that decode. For prefill: whole prompts,
+kept tiles, chunks, encoded blocks, rerotated keys. Inputs and counts are as in `workloads`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,14 +39,14 @@ def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024)
             rows = (table.positions.masked_fill(table.positions == INVALID_POS, 0).amax((1, 2))[:, None]).long()
             rows = rows - count + 1 + torch.arange(count, device=DEVICE)
             work.enter_ours("question_attention", variants, q, keys, values, rows, table, freq)
-            k, v = (numbers(batch, kv_heads, tokens, width) for _ in range(2))  # baselines need a copy a request
+            k, v = (numbers(batch, kv_heads, tokens, width) for _ in range(2))  # baselines need a copy per request
             work.enter_torch(against, q, k, v)
         yield work
     yield in_pairs(32 * unit, 56, unit, freq)
 
 
 def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> KernelWorkload:
-    """56 rows, as a question of 50 is padded to, over pages of 64 that are rerotated two by two, as a pool has them."""
+    """Return 56 rows (a padded question of 50) over pages of 64, rerotated in pairs as in a pool."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     page = min(workloads.PAGE, unit) // 2
@@ -64,7 +64,7 @@ def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> KernelWorkload
 
 
 def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """A row of each of eight requests over a shared context of 32K and pages of their own, blocks shifted or not."""
+    """Yield one row of each of eight requests over a shared 32K context and their own pages, blocks shifted or not."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     freq = frequencies()
@@ -107,9 +107,9 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
         drawn = torch.randperm(tokens - count, device=DEVICE)[:recompute].sort().values
         rows = torch.cat((drawn, torch.arange(tokens - count, tokens, device=DEVICE)))
         traffic = 4.0 * tokens * kv_heads * width + 4.0 * len(rows) * heads * width
-        seen = float((rows + 1).sum())
+        pairs = float((rows + 1).sum())
         shape = {"rows": len(rows), "keys": tokens, "share": share, "page": page, "heads": workloads.HEADS}
-        work = KernelWorkload(f"{share:.0%} of 32K rows + 50", shape, 4 * heads * width * seen, traffic)
+        work = KernelWorkload(f"{share:.0%} of 32K rows + 50", shape, 4 * heads * width * pairs, traffic)
         for _ in workloads.sets(traffic):
             q, k, v = numbers(1, heads, len(rows), width), *(numbers(1, kv_heads, tokens, width) for _ in range(2))
             own, far = (stale_cache(tokens, rows, page, block) for block in (0, unit))
@@ -125,9 +125,9 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
 
 
 def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tensor, Tensor, Paged]:
-    """Make the pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones.
+    """Return pages of a cached prompt whose entries at `rows` [R] are stale, and pages with the recomputed ones.
 
-    Where `block` is not 0, the prompt is made of blocks of that length that are shifted.
+    If `block` is not 0, the prompt consists of shifted blocks of that length.
     """
     kv_heads = workloads.HEADS[1]
     width = workloads.WIDTH
@@ -146,9 +146,9 @@ def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tenso
 
 
 def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[Tensor, Tensor, Paged]:
-    """Make pages in random places: a context of `tokens` that `batch` requests share and `own` tokens of each.
+    """Return randomly placed pages: a context of `tokens` shared by `batch` requests, and `own` tokens of each.
 
-    Where `block` is not 0, the context is made of blocks of that length that are shifted.
+    If `block` is not 0, the context consists of shifted blocks of that length.
     """
     kv_heads = workloads.HEADS[1]
     width = workloads.WIDTH
@@ -163,12 +163,12 @@ def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[
 
 
 def block_starts(pages: int, page: int, block: int) -> Tensor:
-    """Return the first position of every page's block [pages]: how far the block is shifted."""
+    """Return the first position of each page's block [pages], which is the block's shift."""
     return torch.arange(pages, device=DEVICE) * page // block * block
 
 
 def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """Yield dense causal prefill, and 15% of the causal tiles of 128, drawn for every head."""
+    """Yield dense causal prefill, and 15% of the causal tiles of 128, drawn for each head."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     size = min(128, unit)
@@ -198,13 +198,13 @@ def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> 
 
 
 def _pairs(kept: Tensor, size: int) -> float:
-    """Count the (row, key) pairs in causal tiles of `size`, half of a diagonal tile's."""
+    """Count the (row, key) pairs in causal tiles of `size`; a diagonal tile counts its lower half."""
     diagonal = kept.diagonal(dim1=-2, dim2=-1).sum().item()
     return float(size * size * (kept.sum().item() - diagonal) + diagonal * size * (size + 1) / 2)
 
 
 def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """A chunk of 1024 rows, batch 8, 16/4 heads, over a share of 128K tokens in pages of 128 (CompactAttention)."""
+    """Yield a chunk of 1024 rows, batch 8, 16/4 heads, over part of 128K tokens in pages of 128 (CompactAttention)."""
     width = workloads.WIDTH
     (batch, q_heads, heads), count, size, tokens = workloads.CHUNK, unit, min(128, unit), 128 * unit
     for share in (0.25, 0.10):
@@ -215,9 +215,9 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
         table = pages([Tiles(choice.repeat_interleave(group, 0), size) for choice in kept], heads, group, past + own)
         read = batch * heads * (int(past * share) * size + count)
         traffic = 4.0 * read * width + 4.0 * batch * q_heads * count * width
-        seen = batch * q_heads * count * (int(past * share) * size + (count + 1) / 2)
+        pairs = batch * q_heads * count * (int(past * share) * size + (count + 1) / 2)
         shape = {"batch": batch, "rows": count, "keys": tokens, "share": share, "page": size, "heads": (q_heads, heads)}
-        work = KernelWorkload(f"chunk of 1024, {share:.0%} of 128K pages", shape, 4.0 * seen * width, traffic)
+        work = KernelWorkload(f"chunk of 1024, {share:.0%} of 128K pages", shape, 4.0 * pairs * width, traffic)
         q = numbers(batch, q_heads, count, width)
         k, v = (numbers(batch, heads, tokens, width) for _ in range(2))
         rows = torch.arange(tokens - count, tokens, device=DEVICE).expand(batch, -1).contiguous()
@@ -229,16 +229,16 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
 
 
 def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """Yield 64 blocks of a quarter to three quarters of 1024 tokens, each attending to itself."""
+    """Yield 64 blocks of 256 to 768 tokens, each attending to itself."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     lengths = torch.randint(unit // 4, 3 * unit // 4 + 1, (64,), generator=torch.Generator().manual_seed(0))
     total, longest = int(lengths.sum()), int(lengths.max())
     starts = torch.cat((torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).int())).to(DEVICE)
-    seen = float((lengths * (lengths + 1) / 2).sum())
+    pairs = float((lengths * (lengths + 1) / 2).sum())
     traffic = 4.0 * total * (heads + kv_heads) * width
     shape = {"blocks": len(lengths), "tokens": total, "longest": longest, "heads": workloads.HEADS}
-    work = KernelWorkload("64 blocks of different lengths", shape, 4 * heads * width * seen, traffic)
+    work = KernelWorkload("64 blocks of different lengths", shape, 4 * heads * width * pairs, traffic)
     for _ in workloads.sets(traffic):
         q, k, v = (numbers(n, total, width) for n in (heads, kv_heads, kv_heads))
         work.enter_ours("encode_blocks", variants, q, k, v, starts, longest)

@@ -1,10 +1,10 @@
-"""A workload of a kernel, and what all of them share: shapes of the papers' headline figures, random bf16 numbers.
+"""Common parts of kernel workloads: shapes of the papers' headline figures, random bf16 inputs.
 
-`page_workloads` holds those of the kernels, `choices` those of choosing tiles.
+Workloads of the kernels are in `page_workloads`, those that select tiles in `choices`.
 
-Lengths count in `unit`s, 1024 tokens; tests take fewer. A workload holds one callable for every candidate and set of
-inputs; the kernel itself is called "ours". `flops` and `bytes` count what the work cannot do without: products of rows
-with keys that they see, and every key, value, query and result once.
+Lengths count in `unit`s of 1024 tokens; tests use fewer. A workload has one callable per candidate and set of inputs;
+the kernel itself is called "ours". `flops` and `bytes` count the minimum work: products of rows with keys that they
+attend to, and each key, value, query and result once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from workbench.kernels._shared.attention import Config
 
 @dataclass
 class Counted:
-    """A sparse method that counts the tiles it keeps, on the device."""
+    """Wrapper of a sparse method that counts the tiles it keeps, on the device."""
 
     over: Any
     counts: list[Tensor] = field(default_factory=list)  #: [2] per call: kept and causal tiles
@@ -44,7 +44,7 @@ class Counted:
 
     @property
     def density(self) -> float:
-        """Return the share of the causal tiles that was kept, and begin to count afresh."""
+        """Return the share of the causal tiles that was kept, and reset the counts."""
         kept, causal = torch.stack(self.counts).sum(0).tolist()
         self.counts = []
         return kept / causal
@@ -54,7 +54,7 @@ Variant = Mapping[str, Any]  # keywords of `launch`: `config`, `splits`
 
 
 def _configs(text: str) -> list[Variant]:
-    """Read configurations: query rows x keys, warps, stages, and "d" for descriptors."""
+    """Parse configurations: query rows x keys, warps, stages, and "d" for descriptors."""
     entries = (entry.replace("x", " ").split() for entry in text.split(","))
     return [{"config": Config(*map(int, sizes[:4]), descriptors=sizes[4:] == ["d"])} for sizes in entries]
 
@@ -83,7 +83,7 @@ VARIANTS: Mapping[str, Sequence[Variant]] = {
 
 
 def variants(kernel: str) -> Sequence[Variant]:
-    """Return the keywords of every launch that is tried; none for most kernels."""
+    """Return the keywords of each launch to try; none for most kernels."""
     return VARIANTS.get(kernel, ())
 
 
@@ -91,13 +91,13 @@ Call = Callable[[], Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # Triton's interpreter cannot multiply bf16
 HEADS, WIDTH, PAGE = (32, 8), 128, 128
-CHUNK = (8, 16, 4)  # requests, query heads, KV heads: one GPU's part of CompactAttention's headline
+CHUNK = (8, 16, 4)  # requests, query heads, KV heads: one GPU's part of CompactAttention's headline figure
 COLD = 4 * 60 << 20  # bytes of all input sets: four times the largest L2 cache
 
 
 @dataclass
 class KernelWorkload:
-    """One shape of a kernel. `shape` describes it for a reader; `candidates` are ours and its baselines."""
+    """One shape of a kernel. `shape` describes it for readers; `candidates` are ours and its baselines."""
 
     name: str
     shape: dict[str, Any]
@@ -106,51 +106,50 @@ class KernelWorkload:
     candidates: dict[str, list[Call]] = field(default_factory=dict)
 
     def enter(self, name: str, make: Callable[..., Call], *arguments: Any) -> None:
-        """Add one set of inputs for a candidate: `make(*arguments)`, called when it is first run.
+        """Add one set of inputs for a candidate: `make(*arguments)`, called when it first runs.
 
-        Inputs that are not run are not prepared; a baseline that is missing, or refuses the shape, says so when it is
-        run.
+        Inputs that are not run are not built. A baseline that is missing or rejects the shape raises when it runs.
         """
-        made = cache(partial(make, *arguments))
-        self.candidates.setdefault(name, []).append(lambda: made()())
+        call = cache(partial(make, *arguments))
+        self.candidates.setdefault(name, []).append(lambda: call()())
 
     def enter_ours(self, kernel: str, variants: Sequence[Variant], *arguments: Any) -> None:
-        """Add a kernel of ours, with every launch that is tried besides."""
+        """Add our kernel, with each launch to try besides the default."""
         for name, variant in labelled(variants):
             self.enter(name, ours, kernel, variant, *arguments)
 
     def enter_torch(
         self, against: Sequence[str], q: Tensor, k: Tensor, v: Tensor, causal: bool = False, label: str = ""
     ) -> None:
-        """Add PyTorch's attention by those of its backends that are asked for; `label` follows their names."""
+        """Add PyTorch's attention with the requested backends; `label` follows their names."""
         for name in ("flash", "cudnn"):
             if name in against:
                 self.enter(name + label, baselines.torchs, name, q, k, v, causal)
 
     def enter_dense(self, against: Sequence[str], q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Add baselines that compute every row of the prompt, for want of a better method."""
+        """Add baselines that compute the whole prompt, for lack of a better method."""
         self.enter_torch(against, q, k, v, True, ", dense")
         if "flashinfer" in against:
             self.enter("flashinfer, dense", baselines.flashinfer_dense, q, k, v)
 
 
 def numbers(*shape: int) -> Tensor:
-    """Draw normal numbers."""
+    """Draw normally distributed numbers."""
     return torch.randn(shape, device=DEVICE, dtype=DTYPE)
 
 
 def frequencies() -> Tensor:
-    """Return the frequencies of rotary embedding, as Llama 3 has them."""
+    """Return the rotary frequencies of Llama 3."""
     return 5e5 ** (-torch.arange(0, WIDTH, 2, device=DEVICE) / WIDTH)
 
 
 def sets(traffic: float) -> range:
-    """Return one entry for every set of inputs that together are larger than the cache; `traffic`: bytes of one set."""
+    """Return one index per set of inputs that together exceed the cache; `traffic` is the bytes of one set."""
     return range(max(1, min(8, -(-COLD // int(traffic)))))
 
 
 def labelled(variants: Sequence[Variant]) -> Iterator[tuple[str, Variant]]:
-    """Name the kernel's own launch "ours", and every launch that is tried besides by its keywords."""
+    """Name the default launch "ours", and each other launch by its keywords."""
     yield "ours", {}
     for variant in variants:
         words = [f"{value}" if name == "config" else f"{value} {name}" for name, value in variant.items()]
@@ -158,5 +157,5 @@ def labelled(variants: Sequence[Variant]) -> Iterator[tuple[str, Variant]]:
 
 
 def ours(kernel: str, variant: Variant, *arguments: Any) -> Call:
-    """Prepare one launch of a kernel."""
+    """Return one launch of a kernel."""
     return partial(named(kernel).launch, *arguments, **variant)

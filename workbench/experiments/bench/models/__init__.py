@@ -1,1 +1,1 @@
-"""Whole-model benchmarks beside stock transformers."""
+"""Whole-model benchmarks compared with stock transformers."""

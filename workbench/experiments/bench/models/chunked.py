@@ -1,10 +1,9 @@
-"""A whole prompt prefilled in chunks of 1,024 rows under every method: CompactAttention's figure 5, end to end.
+"""Prefill whole prompts in chunks of 1,024 rows under each method: CompactAttention's figure 5, end to end.
 
-One pass over the longest prompt gives the times of the shorter ones on its way: what was taken until there. The model
-has random weights, so thresholds are set for the density of a whole prompt, in its first layers. Methods run on the
-engine as it is, one prompt at a time; QUOKA's tokens are gathered into a copy, all else is read in place. How much a
-method keeps, and how long its kernels take, is found in runs of their own, which are not timed. SeerAttention's gate is
-drawn at random.
+One pass over the longest prompt also gives the times of the shorter ones: the time until their end. The model has
+random weights, so thresholds are set for the density of a whole prompt, in its first layers. Methods run on the
+unchanged engine, one prompt at a time; QUOKA's tokens are gathered into a copy, all else is read in place. Density and
+kernel times of a method are measured in separate, untimed runs. SeerAttention's gate has random weights.
 """
 
 from collections.abc import Container, Iterator
@@ -43,7 +42,7 @@ RUNS = 2  # minimum number of timed runs per method, after one of the whole prom
 
 @dataclass(frozen=True)
 class ChunkedMethod:
-    """A method of the comparison; `density` is what its threshold is set for, None: it has none to set."""
+    """A method of the comparison; `density` is the target of its threshold, None if it has no threshold."""
 
     name: str
     sparse: Sparse | Counted | None = None
@@ -51,7 +50,7 @@ class ChunkedMethod:
 
 
 def methods(scene: Scene) -> list[ChunkedMethod]:
-    """List the methods: dense attention first, then ours, the union over FlashPrefill."""
+    """Return the methods: dense attention first, then ours, the union over FlashPrefill."""
     size, half = max(16, scene.unit // 8), max(16, scene.unit // 16)
     trained = seer_gate.new(scene.model, half).requires_grad_(False)
     flash, gate = FlashPrefill(block=size), SeerAttention(block=half, trained=trained)
@@ -67,7 +66,7 @@ def methods(scene: Scene) -> list[ChunkedMethod]:
 
 
 def chunks_of(scene: Scene, method: ChunkedMethod, until: int, layers: int | None = None) -> Iterator[int]:
-    """Make a prompt of `until` chunks; return what prefills them one by one and yields how many have begun."""
+    """Return a generator that prefills a prompt of `until` chunks one by one, and yields how many have started."""
     tokens = until * scene.unit
     plan = Plan(torch.arange(tokens), sparse=method.sparse, num_layers=layers)
     request = PrefillRequest(scene.ids(tokens), plan, empty(scene.model, tokens))
@@ -75,10 +74,10 @@ def chunks_of(scene: Scene, method: ChunkedMethod, until: int, layers: int | Non
 
 
 def fitted(scene: Scene, method: ChunkedMethod, until: int) -> ChunkedMethod:
-    """Set the threshold by which a prompt of `until` chunks keeps at most the density asked for.
+    """Set the threshold at which a prompt of `until` chunks keeps at most the method's density.
 
     Untrained models spread scores widely, or hardly at all: masses are searched as 1 - 10^-t, shares of the largest as
-    10^-t, t itself by its exponent.
+    10^-t, and t itself by its exponent.
     """
     if method.density is None or not isinstance(method.sparse, Sparse):
         return method
@@ -101,43 +100,43 @@ def _threshold(exponent: float, mass: bool) -> float:
 
 
 def timed(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
-    """Prefill `until` chunks; return the milliseconds until every one of `marks`."""
-    taken, chunks = {}, chunks_of(scene, method, until)
+    """Prefill `until` chunks; return the milliseconds until each of `marks`."""
+    times, chunks = {}, chunks_of(scene, method, until)
     wait()
     begin = perf_counter()
     for number in chunks:
         if number in marks:
             wait()
-            taken[number] = (perf_counter() - begin) * 1e3
-    return taken
+            times[number] = (perf_counter() - begin) * 1e3
+    return times
 
 
 def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...]) -> dict[int, float]:
-    """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`.
+    """Prefill `until` chunks, untimed; return the share of causal tiles kept until each of `marks`.
 
-    Where nothing is to be counted it is 1.
+    It is 1 for methods without a threshold.
     """
     if method.density is None:
         return dict.fromkeys(marks, 1.0)
-    counted, found = Counted(method.sparse), {}
+    counted, shares = Counted(method.sparse), {}
     for number in chunks_of(scene, replace(method, sparse=counted), until):
         if number in marks:
             kept, causal = torch.stack(counted.counts).sum(0).tolist()
-            found[number] = kept / causal
-    return found
+            shares[number] = kept / causal
+    return shares
 
 
 def kernels(scene: Scene, method: ChunkedMethod, until: int) -> dict[str, float]:
-    """Prefill `until` chunks; return the milliseconds of all launches of each kernel of a GPU, by its name."""
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    """Prefill `until` chunks; return the total milliseconds of each GPU kernel, by name."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         timed(scene, method, until)
-    return {each.key: each.self_device_time_total / 1e3 for each in found.key_averages()}
+    return {each.key: each.self_device_time_total / 1e3 for each in profiled.key_averages()}
 
 
-def parts(found: dict[str, float], plain: Container[str]) -> dict[str, float]:
-    """Return the milliseconds of attention, and of what a method has besides the kernels `plain` of a dense prompt."""
-    attention = {name: ms for name, ms in found.items() if name.startswith(ATTENTION)}
-    choice = sum(ms for name, ms in found.items() if name not in attention and name not in plain)
+def parts(times: dict[str, float], plain: Container[str]) -> dict[str, float]:
+    """Return the milliseconds of attention, and of a method's kernels that a dense prompt (`plain`) does not have."""
+    attention = {name: ms for name, ms in times.items() if name.startswith(ATTENTION)}
+    choice = sum(ms for name, ms in times.items() if name not in attention and name not in plain)
     return {"attention_ms": sum(attention.values()), "choice_ms": choice}
 
 
@@ -148,7 +147,7 @@ def wait() -> None:
 
 
 def works(scene: Scene) -> dict[int, KernelWorkload]:
-    """Describe the prompts, by their length in units; operations are those of the layers and of all causal pairs."""
+    """Describe the prompts, by length in units; FLOPs are those of the layers and of all causal pairs."""
     listed = {}
     for length in LENGTHS:
         tokens = length * scene.unit
@@ -159,11 +158,10 @@ def works(scene: Scene) -> dict[int, KernelWorkload]:
 
 
 def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the entry of every length again after every method, so a report holds all that was measured so far.
+    """Yield the entry of each length again after each method, so that a report holds all that was measured so far.
 
-    Every row holds the time of dense attention in its run, so `bench_reports.measured` keeps those of methods that were
-    cut off.
-    Lengths go up to the longest whose name holds `only`; the shorter ones are on its way.
+    Each row holds the time of dense attention in its run, so `bench_reports.measured` keeps rows of methods that were
+    cut off. Lengths go up to the longest whose name contains `only`; shorter ones are measured on the way.
     """
     listed = works(scene)
     longest = max((length for length, work in listed.items() if only in work.name), default=0)
@@ -193,7 +191,7 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
                 launched = kernels(scene, ready, lengths[-1])
                 plain = plain or set(launched)
                 facts[longest][method.name] |= parts(launched, plain)
-        except Exception as problem:  # out of memory, or a backend that refuses the shape
+        except Exception as problem:  # out of memory, or a backend that rejects the shape
             for length in lengths:
                 times[length][method.name] = timing.reason(problem)
         if GPU:

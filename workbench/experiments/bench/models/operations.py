@@ -1,11 +1,11 @@
-"""Whole models beside stock transformers, on the same GPU in one run: Llama-3.1-8B's shape, random weights.
+"""Whole models compared with stock transformers, on the same GPU in one run: Llama-3.1-8B's shape, random weights.
 
-question    time to the first token of a 50-token question over 4K to 64K tokens of cached blocks that are shifted
-recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and the question: `recompute`
-prefill     2K to 128K tokens at once: the tiles that BFLA keeps, beside all of them
-chunked     16K to 128K tokens in chunks of 1,024 rows under every method: `chunked`
+question    time to the first token of a 50-token question over 4K to 64K tokens of cached, shifted blocks
+recompute   27K tokens of cached blocks, 15% of them selected and recomputed, and the question: `recompute`
+prefill     2K to 128K tokens at once: the tiles that BFLA keeps, compared with all of them
+chunked     16K to 128K tokens in chunks of 1,024 rows under each method: `chunked`
 decode      one token of each of eight answers over a shared context of 32K tokens
-encode      4K to 32K tokens as blocks of 512, each attending to itself, beside a batch of prompts and one whole prompt
+encode      4K to 32K tokens as blocks of 512 that attend to themselves, compared with a batch of prompts and one prompt
 """
 
 from collections.abc import Iterator
@@ -35,29 +35,29 @@ from workbench.experiments.bench.timing import roof
 from workbench.methods.sparse.bfla import Bfla
 
 DENSITY = 0.15  # of the causal tiles that BFLA keeps
-DEEP = 8  # layers by which the density is set
-CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are timed on the first
-ENCODED = (32, 4, 8, 16)  # units that are encoded as blocks
-PROMPTS = (128, 2, 4, 8, 16, 32, 64)  # units that are prefilled at once
+DEEP = 8  # number of layers on which the density is set
+CONTEXTS = (32, 4, 8, 16, 64)  # context of the question, in units; variants of ours are timed on the first
+ENCODED = (32, 4, 8, 16)  # units encoded as blocks
+PROMPTS = (128, 2, 4, 8, 16, 32, 64)  # units prefilled at once
 
 
 def question(scene: Scene) -> Iterator[Comparison]:
-    """Yield the question over each context; with `scene.tuning`, other ways in place of the baselines."""
+    """Yield the question over each context; with `scene.tuning`, variants in place of the baselines."""
     for length in CONTEXTS:
         context, count = length * scene.unit, min(QUESTION, scene.unit)
         pairs = count * context + count * (count + 1) / 2
         shape = {"context": context, "question": count, "block": min(BLOCK, scene.unit)}
         name = f"50-token question over {length}K cached"
-        asked = partial(over_pages.question, scene, context, count)
-        candidates = [Candidate("ours", asked, 30)]
+        sample = partial(over_pages.question, scene, context, count)
+        candidates = [Candidate("ours", sample, 30)]
         if scene.tuning:
-            candidates += [Candidate(f"ours, {name}", partial(asked, **how), 30) for name, how in VARIANTS.items()]
+            candidates += [Candidate(f"ours, {name}", partial(sample, **how), 30) for name, how in VARIANTS.items()]
         else:
             if length == CONTEXTS[0]:
                 candidates += [
-                    Candidate("ours, layers not fused", partial(asked, layers="model"), 30),
-                    Candidate("ours, layers compiled", partial(asked, layers="compiled"), 30),
-                    Candidate("ours, nor captured", partial(asked, graphs=False), 10),
+                    Candidate("ours, layers not fused", partial(sample, layers="model"), 30),
+                    Candidate("ours, layers compiled", partial(sample, layers="compiled"), 30),
+                    Candidate("ours, nor captured", partial(sample, graphs=False), 10),
                 ]
             candidates += [
                 Candidate("transformers, ready prefix cache", partial(whole_model.prefix, scene, context, count), 15),
@@ -69,8 +69,8 @@ def question(scene: Scene) -> Iterator[Comparison]:
 def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
     """Return `method` with the mass at which it keeps at least DENSITY of the causal tiles, over a few layers.
 
-    The search halves a range of the exponent in mass = 1 - 10^-exponent: in an untrained model most of the mass lies in
-    few blocks and the rest is spread over very many, so only masses very near 1 change the density.
+    The search bisects the exponent in mass = 1 - 10^-exponent: in an untrained model, most of the mass is in few blocks
+    and the rest is spread over very many, so only masses very near 1 change the density.
     """
     model = scene.model
     counted = Counted(method)
@@ -85,7 +85,7 @@ def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
 
 
 def long(scene: Scene, tokens: int, sparse: Bfla | None, candidate: Candidate) -> Sample:
-    """Prefill a whole prompt at once, as the engine does. Density is that of a pass of its own, which is not timed."""
+    """Prefill a whole prompt at once, as the engine does. The density is measured in a separate, untimed pass."""
     method = at_density(scene, tokens, sparse) if sparse else None
 
     def first_token(choice: Any) -> int:
@@ -100,14 +100,14 @@ def long(scene: Scene, tokens: int, sparse: Bfla | None, candidate: Candidate) -
 
 
 def whole_prompt(scene: Scene) -> Iterator[Comparison]:
-    """Prefill 128K tokens at once, then shorter prompts: from some length on, BFLA is slower than dense attention."""
+    """Prefill 128K tokens at once, then shorter prompts, some so short that BFLA is slower than dense attention."""
     for length in PROMPTS:
         tokens, block = length * scene.unit, min(256, scene.unit)
         shape = {"tokens": tokens, "block": block, "tile": block // 2, "flat": block // 4}
         method = Bfla(block=block, tile=block // 2, flat=block // 4)
         flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
         longest = length == PROMPTS[0]
-        runs = max(2, min(20, 64 // length))  # of two runs, minimum and maximum are known
+        runs = max(2, min(20, 64 // length))  # two runs give minimum and maximum
         candidates = [Candidate("ours", partial(long, scene, tokens, method), max(3, runs), warmed=longest)]
         candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None), runs))
         for name in whole_model.BACKENDS:
@@ -119,26 +119,26 @@ def whole_prompt(scene: Scene) -> Iterator[Comparison]:
 
 
 def decode(scene: Scene) -> Iterator[Comparison]:
-    """Yield a token of each of eight answers; with `scene.tuning`, other ways in place of the baselines."""
+    """Yield one token of each of eight answers; with `scene.tuning`, variants in place of the baselines."""
     context, batch = 32 * scene.unit, 8
     shape = {"context": context, "batch": batch, "shared": True}
     flops = scene.flops(batch, float(batch * context), batch)
-    decoded = partial(over_pages.answers, scene, context, batch)
-    candidates = [Candidate("ours", decoded, 30)]
+    sample = partial(over_pages.answers, scene, context, batch)
+    candidates = [Candidate("ours", sample, 30)]
     if scene.tuning:
-        tried = {name: how for name, how in VARIANTS.items() if "unit" not in how and "run" not in how}
-        candidates += [Candidate(f"ours, {name}", partial(decoded, **how), 30) for name, how in tried.items()]
+        variants = {name: how for name, how in VARIANTS.items() if "unit" not in how and "run" not in how}
+        candidates += [Candidate(f"ours, {name}", partial(sample, **how), 30) for name, how in variants.items()]
     else:
         candidates += [
-            Candidate("ours, layers not fused", partial(decoded, layers="model"), 4),
-            Candidate("ours, layers compiled", partial(decoded, layers="compiled"), 4),
+            Candidate("ours, layers not fused", partial(sample, layers="model"), 4),
+            Candidate("ours, layers compiled", partial(sample, layers="compiled"), 4),
             Candidate("transformers", partial(whole_model.answers, scene, context, batch), 5),
         ]
     yield KernelWorkload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
 
 
 def encode(scene: Scene) -> Iterator[Comparison]:
-    """Encode contexts as blocks that attend to themselves, beside a prefill of the whole."""
+    """Encode contexts as blocks that attend to themselves, compared with a prefill of the whole."""
     for length in ENCODED:
         tokens, size = length * scene.unit, min(BLOCK, scene.unit)
         shape = {"tokens": tokens, "block": size, "blocks": tokens // size}
@@ -164,9 +164,9 @@ OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_pro
 
 
 def run(name: str, against: list[str], only: str = "", tuning: bool = False, runs: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the report as it grows, in the form of `bench.run.run`; `runs` of each candidate, at least.
+    """Yield the report entry by entry, in the form of `bench.run.run`, with at least `runs` runs of each candidate.
 
-    BadInput where there is no GPU.
+    Raises BadInput without a GPU.
     """
     if not GPU:
         raise BadInput("whole models are timed on a GPU, and there is none here")

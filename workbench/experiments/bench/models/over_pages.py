@@ -1,7 +1,7 @@
 """Candidates of whole-model benchmarks over pages: a question, and answers of several requests.
 
-Each notes, beside its times: `host_ms`, what the host needs until the device has all it computes; `replay_ms`, what
-the device needs; `cosine`, of its logits with those of the model's own layers; `warm_up_s` and `capture_s`.
+Each reports, besides its times: `host_ms`, the host's time until all work is queued on the device; `replay_ms`, the
+device's time; `cosine` of its logits with those of the model's own layers; `warm_up_s` and `capture_s`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ from workbench.experiments.bench.models.recompute import QUESTION
 from workbench.experiments.bench.models.whole_model import BLOCK, GPU, Candidate, Sample, Scene, clock, describe, filled
 from workbench.experiments.bench.timing import Time
 
-# variants besides the default: arguments of a `Runner`, and settings that are restored afterwards
+# Variants of the default: arguments of a `Runner`, and settings that are restored afterwards.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layers not fused": {"layers": "model"},
     "layers compiled": {"layers": "compiled"},
@@ -36,12 +36,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "rows by 16": {"unit": 64},
     "rows as they are": {"unit": 2},
 }
-HOST = 30  # number of timings of the host's part
+HOST = 30  # number of timings of the host
 
 
 @contextmanager
 def settings(pool: Pool, overlap: bool = True, unit: int = 0, run: int = 0) -> Iterator[None]:
-    """Let a variant hold: kernels that overlap, rows padded to a multiple of `unit`, `run` pages rerotated alike."""
+    """Apply a variant: whether kernels overlap, rows padded to a multiple of `unit`, `run` pages rerotated together."""
     triton = kernel("_shared.triton_import")
     before = triton.OVERLAP, batch_buckets.UNIT, pool.run
     triton.OVERLAP = overlap
@@ -81,7 +81,7 @@ def question(scene: Scene, context: int, count: int, candidate: Candidate, graph
 
 
 def answers(scene: Scene, context: int, batch: int, candidate: Candidate, count: int = 33, **how: Any) -> Sample:
-    """Decode requests over the same pages; a sample is the mean of some steps, fetching of tokens included."""
+    """Decode requests over shared pages; a sample is the mean over several steps, including the fetching of tokens."""
     own = min(QUESTION, scene.unit) + count
     pool, cached = filled(scene, context, batch * (own + 64), candidate.facts)
     layers, best = how.pop("layers", None), how.pop("measured", True)
@@ -103,9 +103,9 @@ def answers(scene: Scene, context: int, batch: int, candidate: Candidate, count:
 
 
 def encoding(scene: Scene, context: int, candidate: Candidate, packed: bool = True) -> Sample:
-    """Encode a context of blocks into the pages of a pool, each block alone.
+    """Encode a context of blocks into the pages of a pool, each block independently.
 
-    `packed`: by the fused layers of packed passes; else by the model's own.
+    `packed`: with the fused layers of packed passes, else with the model's own.
     """
     pool, cached = filled(scene, context, 0, candidate.facts)
     size = min(BLOCK, scene.unit)
@@ -125,7 +125,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def host(work: Callable[[], Any]) -> float:
-    """Return median milliseconds until `work` returns, begun on an idle device, which it does not wait for."""
+    """Return median milliseconds until `work` returns, started on an idle device and without waiting for it."""
     times = []
     for _ in range(HOST if GPU else 1):
         if GPU:
@@ -137,7 +137,7 @@ def host(work: Callable[[], Any]) -> float:
 
 
 def replayed(ready: Captured) -> float | None:
-    """Return median milliseconds of a captured step on the device; None where none was captured."""
+    """Return median milliseconds of a captured step on the device; None if nothing was captured."""
     if ready.graph is None:
         return None
     found = timing.measure({"replay": [ready.graph.replay]})["replay"]

@@ -1,16 +1,16 @@
-"""27K tokens of cached blocks, 15% of them recomputed, and the question: FusionRAG's online step, with its choice.
+"""27K tokens of cached blocks, 15% of them recomputed, and the question: FusionRAG's online step, with its selection.
 
-The time of a candidate that chooses contains the choice: the question is prefilled over the cached pages by a captured
-step, the tokens are scored on the device by what the question attends to, and the highest go to the host as positions.
-`choice_ms` of a report is the part of it until then. "Gathered" does not wait for it: the device goes on with the rows
-that it has chosen, as answers do. "Random rows, no choice" has its rows ready before the clock runs: what recomputation
-itself costs.
+The time of a candidate with a selection includes it: the question is prefilled over the cached pages by a captured
+step, the tokens are scored on the device by the question's attention, and the positions of the highest are copied to
+the host. `choice_ms` of a report is the time until then. "Gathered" does not wait for the host: the device continues
+with the rows that it has selected, as answers do. "Random rows, no choice" draws its rows before timing: the cost of
+recomputation itself.
 
-Other shares than 15% stand in workloads of their own: none, 5% and 30% (FusionRAG, figure 14a). "Loaded" adds the load:
-the context's pages are copied from pinned host memory to the GPU before anything else begins, within the time.
+Other shares than 15% are separate workloads: none, 5% and 30% (FusionRAG, figure 14a). "Loaded" adds loading: the
+context's pages are first copied from pinned host memory to the GPU, within the time.
 
-The first block stands for the system prompt, whose tokens are not chosen. Rows are recomputed in place (cached pages
-stay as they are, fresh rows go to pages of their own), or over a gathered copy of the context.
+The first block represents the system prompt, whose tokens are not selected. Rows are recomputed in place (cached pages
+are unchanged, recomputed rows go to separate pages), or over a gathered copy of the context.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,9 +54,9 @@ Choice = QueryGuided | AnswerGuided | None  # None: rows drawn in advance
 
 @dataclass
 class Online:
-    """One prompt over a pool: its cached blocks, the question, and how many rows are recomputed.
+    """One prompt over a pool: its cached blocks, the question, and the number of recomputed rows.
 
-    captured   the question, as it chooses, is a captured step; without it its kernels are started one by one
+    captured   the question's selection is a captured step; otherwise its kernels are launched one by one
     """
 
     scene: Scene
@@ -78,7 +78,7 @@ class Online:
         return drawn(self.context, self.count)
 
     def rows(self, choice: Choice) -> Tensor:
-        """Choose the rows of the context that are recomputed, rising, on the host."""
+        """Select the rows of the context to recompute, ascending, on the host."""
         if choice is None:
             return self.drawn
         begin = perf_counter()
@@ -88,7 +88,7 @@ class Online:
         return rows
 
     def on_device(self, choice: QueryGuided | AnswerGuided, meanwhile: Callable[[], None] | None = None) -> Tensor:
-        """Choose the rows, rising, without waiting for them; `meanwhile` is that of `from_question`."""
+        """Select the rows, ascending, without waiting for them; `meanwhile` is that of `from_question`."""
         question = self.tokens[self.context :]
         to = choice.layers, choice.last
         scores = from_question(self.runner, self.blocks, question, *to, meanwhile=meanwhile)
@@ -98,19 +98,19 @@ class Online:
     @cached_property
     def host(self) -> list[Tensor]:
         """Keys and values of the context's pages in host memory, pinned on a GPU."""
-        kept = [tensor[:, self._slots].cpu() for tensor in (*self.pool.keys, *self.pool.values)]
-        return [tensor.pin_memory() for tensor in kept] if GPU else kept
+        tensors = [tensor[:, self._slots].cpu() for tensor in (*self.pool.keys, *self.pool.values)]
+        return [tensor.pin_memory() for tensor in tensors] if GPU else tensors
 
     @cached_property
     def _slots(self) -> slice:
-        """Return the slots of the context in the pool, whose pages were taken consecutively."""
+        """The context's slots in the pool, whose pages were allocated consecutively."""
         pages = torch.cat([block.pages for block in self.blocks])
         return slice(int(pages.min()) * self.pool.size, (int(pages.max()) + 1) * self.pool.size)
 
     def load(self) -> None:
         """Copy the pages of the context to the device."""
-        for there, here in zip((*self.pool.keys, *self.pool.values), self.host, strict=True):
-            there[:, self._slots].copy_(here, non_blocking=True)
+        for target, source in zip((*self.pool.keys, *self.pool.values), self.host, strict=True):
+            target[:, self._slots].copy_(source, non_blocking=True)
         self.candidate.facts["loaded_gb"] = sum(tensor.nbytes for tensor in self.host) / 1e9
 
     def loaded(self, choice: Choice) -> int:
@@ -119,7 +119,7 @@ class Online:
         return self.in_place(choice)
 
     def in_place(self, choice: Choice) -> int:
-        """Compute chosen rows and the question over the pages, and return the first token."""
+        """Compute selected rows and the question over the pages, and return the first token."""
         rows = self.rows(choice)
         prompt = self.pool.open(self.blocks, self.asked, rows)
         ids = torch.cat((self.tokens[rows], self.tokens[self.context :]))
@@ -154,7 +154,7 @@ def sizes(scene: Scene) -> tuple[int, int]:
 
 
 def drawn(context: int, count: int) -> Tensor:
-    """Draw `count` rows of the context, rising."""
+    """Draw `count` rows of the context, ascending."""
     draw = torch.Generator().manual_seed(0)
     return torch.randperm(context, generator=draw)[:count].sort().values
 
@@ -167,7 +167,7 @@ def online(
     candidate: Candidate,
     share: float = SHARE,
 ) -> Sample:
-    """Prepare one candidate; layers that are not `compiled` are not captured either."""
+    """Set up one candidate; layers that are not `compiled` are not captured either."""
     prompt = Online(scene, candidate, compiled, share)
     if way is Online.loaded:
         _ = prompt.host  # copied before timing starts
@@ -179,7 +179,7 @@ def online(
 
 
 def recompute(scene: Scene) -> Iterator[Comparison]:
-    """Yield the workloads, 15% first; operations and bytes count the rows and the question, and no choice."""
+    """Yield the workloads, 15% first; FLOPs and bytes count the rows and the question, without the selection."""
     question, answer, place, gather = QueryGuided(), AnswerGuided(), Online.in_place, Online.gathered
     listed: list[tuple[str, Choice, Callable[[Online, Choice], int], bool]] = [
         ("ours", question, place, True),

@@ -1,7 +1,7 @@
-"""Whole models on one GPU: a random one of a real shape, candidates that run one after another, and their times.
+"""Whole models on one GPU: a random model of a real shape, candidates that run one after another, and their times.
 
-Each candidate has the GPU's memory to itself. The host takes the times, from an idle device until it is idle again.
-They therefore contain all that a request needs: page tables, copies, the token on its way to the host.
+Each candidate has the GPU's memory to itself. Times are taken by the host, from an idle device until it is idle again,
+so they include all that a request needs: page tables, copies, and the transfer of the token to the host.
 """
 
 import gc
@@ -50,7 +50,7 @@ LLAMA: dict[str, Any] = LLAMA_3_8B | {  # meta-llama/Llama-3.1-8B
     },
 }
 
-# The smallest model of Llama's architecture, for trials on a CPU.
+# A minimal model of Llama's architecture, for runs on a CPU.
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
 
@@ -59,10 +59,10 @@ Sample = Callable[[], float]  # one measurement, milliseconds
 
 @dataclass
 class Candidate:
-    """One method to do the work, of ours or a baseline.
+    """One candidate for the work, ours or a baseline.
 
-    `begin` prepares it and returns a function that takes one time; the first time counts only where `begin` has
-    `warmed` up. `facts` are filled in as it runs, for a reader of the report.
+    `begin` sets it up and returns a function that takes one time. The first time counts only if `begin` has `warmed`
+    up. `facts` are filled in during the run, for readers of the report.
     """
 
     name: str
@@ -78,10 +78,10 @@ Comparison = tuple[KernelWorkload, list[Candidate]]
 
 @dataclass(frozen=True)
 class Scene:
-    """The arguments of every operation: the model, tokens of a `unit` (1024; tests take fewer), baselines asked for.
+    """Arguments of every operation: the model, tokens of a `unit` (1024; tests use fewer), requested baselines.
 
-    tuning   what is tried beside the default is timed, in place of the baselines
-    runs     timed runs of every candidate, at least
+    tuning   time variants of the default, in place of the baselines
+    runs     minimum number of timed runs of each candidate
     """
 
     model: PreTrainedModel
@@ -96,7 +96,7 @@ class Scene:
         return torch.randint(self.model.config.vocab_size, (count,), generator=draw)
 
     def flops(self, rows: int, pairs: float, heads: int = 1) -> float:
-        """Count the operations of `rows` rows that see `pairs` keys in all, in every layer; `heads` rows get logits."""
+        """Count the FLOPs of `rows` rows attending to `pairs` keys in total, in each layer; `heads` rows get logits."""
         shape = shape_of(self.model)
         return 2.0 * (shape.linear * rows + shape.head * heads) + 4.0 * sum(shape.query_width) * pairs
 
@@ -107,7 +107,7 @@ class Scene:
 
 
 def build(shape: Mapping[str, Any] = LLAMA, seed: int = 0) -> PreTrainedModel:
-    """Make a random model on the device."""
+    """Return a random model on the device."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model("llama", **shape)
     with torch.device(DEVICE):
@@ -116,7 +116,7 @@ def build(shape: Mapping[str, Any] = LLAMA, seed: int = 0) -> PreTrainedModel:
 
 
 def scene_of(tiny: bool = False, unit: int = 64) -> Scene:
-    """Return a scene without baselines; `tiny`: of the smallest shape, and of units of so many tokens."""
+    """Return a scene without baselines; with `tiny`, of the smallest shape, and with units of `unit` tokens."""
     return Scene(build(LLAMA | TINY), [], unit) if tiny else Scene(build(), [])
 
 
@@ -126,7 +126,7 @@ def clock(work: Callable[[], Any]) -> float:
 
 
 def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, runs: int = 0) -> dict[str, Any]:
-    """Return the entry of a workload, its candidates run one by one; tracebacks of those that fail go to stderr."""
+    """Return the entry of a workload after running its candidates one by one; tracebacks of failures go to stderr."""
     times: dict[str, timing.Time | str] = {}
     for candidate in candidates:
         work.candidates[candidate.name] = []
@@ -135,10 +135,10 @@ def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, r
         try:
             sample = candidate.begin(candidate)
             first = None if candidate.warmed else sample()
-            candidate.facts["ready_s"] = time.perf_counter() - begin  # preparation and the first run
+            candidate.facts["ready_s"] = time.perf_counter() - begin  # setup and the first run
             times[candidate.name] = timing.of([sample() for _ in range(max(candidate.runs, runs))])
             candidate.facts["first_ms"] = first
-        except Exception as problem:  # out of memory, or a backend that refuses the shape
+        except Exception as problem:  # out of memory, or a backend that rejects the shape
             traceback.print_exc()
             times[candidate.name] = timing.reason(problem)
         sample = None
@@ -159,9 +159,9 @@ BLOCK = 512  # tokens of a cached block
 
 
 def filled(scene: Scene, context: int, own: int, facts: dict[str, Any], block: int = 0) -> tuple[Pool, list[Any]]:
-    """Make a pool with a context of blocks (of BLOCK tokens), and a reserve of `own` tokens.
+    """Return a pool with a context of blocks (of BLOCK tokens), and a reserve of `own` tokens.
 
-    The blocks stand in another order than they were encoded; `facts` are told how long that took.
+    The blocks are in a different order than they were encoded; `facts` get the encoding time.
     """
     ids = scene.ids(context).split(block or min(BLOCK, scene.unit))
     pool = Pool(scene.model, 2 + sum(-(-len(run) // 64) for run in ids) + -(-own // 64))
@@ -172,14 +172,14 @@ def filled(scene: Scene, context: int, own: int, facts: dict[str, Any], block: i
 
 
 def token_of(output: PrefillOutput, candidate: Candidate) -> int:
-    """Return the next token of a prefill, and note its attention."""
+    """Return the next token of a prefill, and record its attention backends."""
     assert output.logits is not None
     candidate.facts["executors"] = sorted(set(output.backends.values()))
     return int(output.logits[-1].argmax())
 
 
 def describe(candidate: Candidate, captured: Captured) -> None:
-    """Note what a captured graph took, and its attention."""
+    """Record the time to capture a graph, and its attention backend."""
     candidate.facts |= {"warm_up_s": captured.warm_up, "capture_s": captured.capture}
     candidate.facts["executors"] = [captured.batch.backend]
 
@@ -188,7 +188,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 
 def backend(name: str) -> AbstractContextManager[Any]:
-    """Select torch's attention by name; "" leaves the choice to torch."""
+    """Select torch's attention by name; "" leaves the selection to torch."""
     return sdpa_kernel(BACKENDS[name]) if name else nullcontext()
 
 
@@ -207,7 +207,7 @@ def whole(scene: Scene, count: int, name: str, candidate: Candidate) -> Sample:
 
 
 def apart(scene: Scene, count: int, size: int, name: str, _: Candidate) -> Sample:
-    """Compute prompts of `size` tokens in one batch, `count` tokens together, and keep their keys and values."""
+    """Compute prompts of `size` tokens in one batch of `count` tokens in total, and keep their keys and values."""
     ids = scene.ids(count).to(DEVICE).view(-1, size)
 
     def last_token() -> int:
@@ -219,7 +219,7 @@ def apart(scene: Scene, count: int, size: int, name: str, _: Candidate) -> Sampl
 
 
 def prefix(scene: Scene, context: int, question: int, _: Candidate) -> Sample:
-    """Compute the question over a ready cache of this very context."""
+    """Compute the question over a ready cache of the same context."""
     cache, ids = cache_of(scene.model, 1, context), scene.ids(question).to(DEVICE)[None]
 
     def first_token() -> int:
@@ -233,7 +233,7 @@ def prefix(scene: Scene, context: int, question: int, _: Candidate) -> Sample:
 
 
 def cache_of(model: PreTrainedModel, batch: int, length: int) -> DynamicCache:
-    """Make a cache of random numbers, which takes no time."""
+    """Return a cache of random numbers, which needs no prefill."""
     config, cache = model.config, DynamicCache(config=model.config)
     shape = batch, config.num_key_value_heads, length, config.head_dim
     for layer in range(config.num_hidden_layers):
@@ -243,7 +243,7 @@ def cache_of(model: PreTrainedModel, batch: int, length: int) -> DynamicCache:
 
 
 def answers(scene: Scene, context: int, batch: int, _: Candidate) -> Sample:
-    """Decode with a cache for each request, as transformers keeps it."""
+    """Decode with a separate cache per request, as transformers does."""
     cache = cache_of(scene.model, batch, context)
     ids = scene.ids(batch).to(DEVICE)[:, None]
 

@@ -1,9 +1,9 @@
-"""Batches of a block fine-tuning: which examples, and the length to which they are filled.
+"""Batches of block fine-tuning: their examples, and the length to which they are padded.
 
-FlexAttention is compiled anew for every length of a sequence. On a GPU the length of a batch is therefore settled
-before the first step: the longest of the first batches, of one copy of their examples. Every batch is filled up to it,
-and an example for which no room is left is left out; a first one that is longer alone takes twice the room, or four
-times. So a run compiles for this length (the teacher), for twice of it (both modes), and hardly ever for another.
+FlexAttention is compiled for every sequence length. On a GPU, the batch length is therefore fixed before the first
+step: the longest of the first batches, in one mode. Every batch is filled up to it, and an example that no longer fits
+is left out; a single example that is longer gets two or four times the length. A run compiles for this length (the
+teacher) and for twice of it (both modes), and rarely for another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from workbench.training.tuning.text.examples import Example, Source
 from workbench.training.tuning.text.packing import PackedExamples, pack
 
 Batch = PackedExamples | TaughtExamples
-PROBED = 256  # examples inspected before training, to choose the length of batches
+PROBED = 256  # examples inspected before training to choose the batch length
 
 
 def examples_of(source: Source, config: TuneConfig, i: int) -> list[Example]:
@@ -30,9 +30,9 @@ def examples_of(source: Source, config: TuneConfig, i: int) -> list[Example]:
 
 
 def room_of(source: Source, config: TuneConfig, multiple: int) -> tuple[int, float]:
-    """Return tokens of one copy of a batch, a multiple of `multiple`, and the share that examples fill of them.
+    """Return the tokens of one copy of a batch, a multiple of `multiple`, and the share of them that examples fill.
 
-    It is the longest of the first batches; both are of these.
+    Both are measured on the first batches; the length is that of the longest.
     """
     batches = [examples_of(source, config, i) for i in range(max(8, PROBED // config.batch))]
     lengths = [sum(example.tokens for example in batch) for batch in batches]
@@ -41,7 +41,7 @@ def room_of(source: Source, config: TuneConfig, multiple: int) -> tuple[int, flo
 
 
 def fitting(examples: Sequence[Example], room: int) -> list[Example]:
-    """Return the first example and, in order, those for which room is left; all where `room` is 0."""
+    """Return the first example and, in order, those that still fit into `room`; all if `room` is 0."""
     kept, tokens = list[Example](), 0
     for example in examples:
         if not room or not kept or tokens + example.tokens <= room:
@@ -50,7 +50,7 @@ def fitting(examples: Sequence[Example], room: int) -> list[Example]:
 
 
 def chunks(examples: Sequence[Example], most: int, room: int) -> Iterator[list[Example]]:
-    """Yield all examples in order, at most `most` together and no more than there is room for."""
+    """Yield all examples in order, grouped to at most `most` examples and `room` tokens."""
     chunk, tokens = list[Example](), 0
     for example in examples:
         if chunk and (len(chunk) == most or (room and tokens + example.tokens > room)):
@@ -73,7 +73,7 @@ def drawn(source: Source, config: TuneConfig, room: int, i: int) -> Batch:
 def loader(
     source: Source, config: TuneConfig, room: int, places: range, workers: int, pin_memory: bool = False
 ) -> DataLoader[Any]:
-    """Return the micro-batches at `places`, drawn by `workers` processes; torch's random numbers are left alone."""
+    """Return the micro-batches at `places`, drawn by `workers` processes. Torch's global random state is not used."""
     return DataLoader(
         Drawn(partial(drawn, source, config, room)),
         batch_size=None,  # an item is a whole batch

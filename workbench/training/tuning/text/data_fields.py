@@ -1,4 +1,4 @@
-"""Which examples `workbench tune` trains on; nothing heavy is imported, so that `--help` is there at once."""
+"""Options of `workbench tune` for training data. Has no slow imports, so that `--help` is fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class DataFields:
-    """What is trained on, as `examples.Data` reads it."""
+    """Training data, as `examples.Data` reads it."""
 
     name: str = "lab"
     passages: Annotated[tuple[int, int] | None, "Passages of a lab context, as 10 or 1-40"] = None

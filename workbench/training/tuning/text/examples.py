@@ -1,7 +1,7 @@
-"""Training examples: contexts of blocks with questions and answers, in token ids, from a file or from fresh lab worlds.
+"""Training examples: contexts of blocks with questions and answers as token ids, from a file or from new lab worlds.
 
-Example `i` of a source is a pure function of its settings and `i`: the order does not depend on how many processes
-draw, nor on where a run was interrupted.
+Example `i` of a source is a pure function of its settings and `i`, so the order depends neither on the number of
+processes that draw nor on interruptions.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from workbench.training.tuning.text.overlap import apart
 
 @dataclass(frozen=True)
 class QuestionAnswer:
-    """A question and its answer, token ids; `answer` ends as the layout's answers end."""
+    """Token ids of a question and its answer, which includes the end that the layout gives answers."""
 
     question: tuple[int, ...]
     answer: tuple[int, ...]
@@ -37,7 +37,7 @@ class QuestionAnswer:
 
 @dataclass(frozen=True)
 class Example:
-    """Context blocks (token ids) and questions over them; each is asked of the context alone."""
+    """Context blocks (token ids) and questions over them; each question attends to the context only."""
 
     id: str
     context: tuple[tuple[int, ...], ...]
@@ -46,7 +46,7 @@ class Example:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of the context and of all questions over it, as they are packed in one mode."""
+        """Tokens of the context and of all questions over it, as packed in one mode."""
         return sum(map(len, self.context)) + sum(len(qa.question) + max(0, len(qa.answer) - 1) for qa in self.questions)
 
     @cached_property
@@ -57,13 +57,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Limits:
-    """Most tokens of a prompt with its answer, and of a block (None: any number)."""
+    """Maximum tokens of a prompt with its answer, and of a block (None: unlimited)."""
 
     length: int
     block: int | None = None
 
     def check(self, example: Example) -> Example:
-        """Return the example; raise BadInput that names it, its length and the limit where it does not fit."""
+        """Return the example. Raise BadInput, with its name, length and the limit, if it does not fit."""
         if example.length > self.length:
             raise BadInput(
                 f"sample {example.id!r} has {example.length} tokens with its answer, the limit is {self.length}: raise "
@@ -80,17 +80,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class OwnAnswers:
-    """Which samples the model itself answers before training, greedily under full attention.
+    """Samples that the model itself answers before training, greedily under full attention.
 
     which   "missing": those without a gold answer; "all"
-    tokens  of an answer, at most
+    tokens  maximum tokens of an answer
     """
 
     which: str
     tokens: int
 
     def wanted(self, sample: Sample) -> bool:
-        """Return whether the sample gets an own answer."""
+        """Return whether the model answers this sample itself."""
         return self.which == "all" or not _is_answered(sample)
 
 
@@ -104,10 +104,10 @@ def example(
     tokenizer: PreTrainedTokenizerBase,
     own: Sequence[Sequence[int]] | None = None,
 ) -> Example:
-    """Make an example of samples that share their passages.
+    """Return an example of samples that share their passages.
 
-    own   for each sample token ids of the model's own answer (none: ()), which stands beside the gold answer or in its
-          place; None: BadInput, naming it, for a sample without a gold answer
+    own   token ids of the model's own answer to each sample (() for none), in addition to the gold answer or in its
+          place; None: raise BadInput, naming it, for a sample without a gold answer
     """
     for sample in samples:
         if own is None and not _is_answered(sample):
@@ -117,20 +117,20 @@ def example(
     encoded = layouts.encode(gold, tokenizer)
     questions = []
     for prompt, *answers in zip(prompts, encoded, own or [()] * len(samples), strict=True):
-        given = [tuple(answer) for answer in answers if answer] or [()]
-        questions += [QuestionAnswer(prompt.blocks[-1].tokens, answer) for answer in given]
+        known = [tuple(answer) for answer in answers if answer] or [()]
+        questions += [QuestionAnswer(prompt.blocks[-1].tokens, answer) for answer in known]
     context = tuple(block.tokens for block in prompts[0].context)
     return Example(samples[0].id, context, tuple(questions), int(bool(layout.system)))
 
 
-GOLDEN = 0.6180339887498949  # multiples modulo 1 are spread evenly over [0, 1), also any n consecutive ones
+GOLDEN = 0.6180339887498949  # its multiples modulo 1, any n consecutive ones, are spread evenly over [0, 1)
 
 
 class Files:
-    """Samples of a file, each once an epoch, in an order of every epoch's own; all are checked when this is made.
+    """Samples of a file, each once per epoch, shuffled in each epoch. The constructor checks all samples.
 
-    own       which of them the model answers itself; `answered` then says what it answered
-    overlap   record of the check that no text is scored on, for the card
+    own       samples that the model answers itself; `answered` sets the answers
+    overlap   record of the check for overlap with evaluation data, for the card
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Files:
         self._epoch, self._order = -1, list(range(len(samples)))
 
     def unanswered(self) -> list[int]:
-        """Return the places of the samples that the model is to answer itself."""
+        """Return the indices of the samples that the model has to answer itself."""
         return [i for i, sample in enumerate(self.samples) if self.own and self.own.wanted(sample)]
 
     def alone(self, i: int) -> Sample:
@@ -164,7 +164,7 @@ class Files:
         return self.samples[i]
 
     def answered(self, own: Sequence[tuple[int, ...]]) -> None:
-        """Take the model's own answers, token ids, one a sample (() for none)."""
+        """Set the model's own answers, token ids, one per sample (() for none)."""
         self.own_answers = own
 
     def _example(self, numbers: Sequence[int], samples: Sequence[Sample]) -> Example:
@@ -181,15 +181,15 @@ class Files:
 
 
 class Mixed(Files):
-    """Contexts that are drawn afresh from the samples of a file, with several questions over each.
+    """Contexts drawn from the samples of a file, with several questions over each.
 
-    A context takes samples in random order, each with the passages that answer it (those in `supporting_titles`; where
-    none are named, all), as long as they fit the number of passages; it asks the questions of those samples, and the
-    passages come in random order. The number of passages spreads as in `Lab`. A context that is too long loses
+    A context takes samples in random order, each with the passages that answer it (those in `supporting_titles`, or all
+    if none are named), as long as they fit the number of passages. It asks the questions of these samples, with the
+    passages in random order. The number of passages is distributed as in `Lab`. A context that is too long drops
     samples.
     """
 
-    def __init__(self, *given: Any, passages: tuple[int, int], questions: int = 8, **more: Any):
+    def __init__(self, *args: Any, passages: tuple[int, int], questions: int = 8, **more: Any):
         low, high = passages
         if not 1 <= low <= high:
             raise BadInput(f"mix is {low}-{high}: a range of at least 1 is needed")
@@ -197,7 +197,7 @@ class Mixed(Files):
             raise BadInput(f"questions is {questions}: at least 1 a context is needed")
         self.passages, self.questions = passages, questions
         self.parts: list[tuple[Passage, ...]] = []
-        super().__init__(*given, **more)
+        super().__init__(*args, **more)
         for sample in self.samples:
             named = tuple(passage for passage in sample.ctxs if passage.title in sample.supporting_titles)
             self.parts.append(named or sample.ctxs)
@@ -211,10 +211,10 @@ class Mixed(Files):
         while True:
             passages = list(dict.fromkeys(chain.from_iterable(self.parts[j] for j in chosen)))
             Random(order).shuffle(passages)
-            asked = chosen[: self.questions]
-            found = self._example(asked, [replace(self.samples[j], ctxs=tuple(passages)) for j in asked])
-            if found.length <= self.limits.length or len(chosen) == 1:
-                return found
+            questions = chosen[: self.questions]
+            mixed = self._example(questions, [replace(self.samples[j], ctxs=tuple(passages)) for j in questions])
+            if mixed.length <= self.limits.length or len(chosen) == 1:
+                return mixed
             chosen = chosen[:-1]
 
     def alone(self, i: int) -> Sample:
@@ -222,12 +222,12 @@ class Mixed(Files):
         return replace(self.samples[i], ctxs=self.parts[i])
 
     def _chosen(self, rng: Random, count: int) -> list[int]:
-        chosen, held = list[int](), set[Passage]()
+        chosen, passages = list[int](), set[Passage]()
         for j in rng.sample(range(len(self.samples)), min(len(self.samples), 4 * count)):
-            more = held.union(self.parts[j])
+            more = passages.union(self.parts[j])
             if len(more) <= count or not chosen:
-                chosen, held = [*chosen, j], more
-            if len(held) >= count:
+                chosen, passages = [*chosen, j], more
+            if len(passages) >= count:
                 break
         return chosen
 
@@ -236,13 +236,12 @@ __all__ = ["Data", "Example", "Files", "Lab", "Limits", "Mixed", "OwnAnswers", "
 
 
 class Lab:
-    """Fresh worlds of the lab corpus, each one context with several questions.
+    """New worlds of the lab corpus, each one context with several questions.
 
-    `name` is that of the lab corpus, with its switches (`lab_corpus.style`). Worlds are drawn by names that no seed of
-    `data.load(name, seed=…)` can spell, so no context of a trial
-    is trained on; a question's words can recur over another one. The number of passages spreads log-uniformly over
-    `passages` (as many contexts of 1 to 2 as of 20 to 40), and evenly within any run of neighbours, so that batches are
-    of about one length.
+    `name` is that of the lab corpus, with its switches (`lab_corpus.style`). The names of worlds are none that
+    `data.load(name, seed=…)` can produce, so no context of a trial is trained on; the words of a question can recur
+    over another context. The number of passages is log-uniform over `passages` (1 to 2 are as frequent as 20 to 40),
+    and spread evenly within any run of consecutive examples, so that batches have about one length.
     """
 
     def __init__(
@@ -318,10 +317,10 @@ Source = Files | Lab  # endless examples; `identity` has everything that determi
 
 @dataclass(frozen=True)
 class Data(DataFields):
-    """What is trained on: `lab`, a shipped name or a file. Most other settings are for `lab` alone.
+    """Training data: `lab`, a shipped name or a file. Most other settings are for `lab` only.
 
-    Passages of a shuffled context come in any order, so that only what they say tells which belong together.
-    With `mix` the contexts of a file are drawn afresh (`Mixed`). `exclude` names files that are scored on.
+    Passages of a shuffled context are in random order, so that only their text tells which belong together. With `mix`,
+    contexts are drawn from the samples of a file (`Mixed`). `exclude` names files that are used for evaluation.
     """
 
     def source(
@@ -332,22 +331,22 @@ class Data(DataFields):
         seed: int,
         own: OwnAnswers | None = None,
     ) -> Source:
-        """Make the source. BadInput for unknown data, a sample that does not fit, and lab settings of a file.
+        """Return the source. Raises BadInput for unknown data, a sample that does not fit, and lab settings for a file.
 
-        own   which samples the model answers itself; None: every sample needs its answer
+        own   samples that the model answers itself; None: every sample needs an answer
         """
         if self.overlap not in ("refuse", "drop"):
             raise BadInput(f"overlap is {self.overlap!r}: allowed are refuse, drop")
-        given = {name: getattr(self, name) for name in ("passages", "questions", "kinds", "continued", "shuffled")}
-        given = {name: value for name, value in given.items() if value is not None}
+        options = {name: getattr(self, name) for name in ("passages", "questions", "kinds", "continued", "shuffled")}
+        options = {name: value for name, value in options.items() if value is not None}
         if lab.is_lab(self.name):
             if self.mix or self.exclude:
                 raise BadInput("mix and exclude are for files: lab contexts are drawn, and never those of a trial")
-            return Lab(layout, tokenizer, limits, seed, name=self.name, **given)
+            return Lab(layout, tokenizer, limits, seed, name=self.name, **options)
         samples = data.load(self.name, answered=own is None)
-        if given.keys() - ({"questions"} if self.mix else set()):
+        if options.keys() - ({"questions"} if self.mix else set()):
             names = "passages, questions, kinds, continued and shuffled"
             raise BadInput(f"{names} are for data 'lab', which is drawn; {self.name} has its own")
         samples, overlap = apart(samples, self.exclude, self.overlap == "drop")
         common = (samples, layout, tokenizer, limits, seed, own, overlap)
-        return Mixed(*common, passages=self.mix, **given) if self.mix else Files(*common)
+        return Mixed(*common, passages=self.mix, **options) if self.mix else Files(*common)

@@ -1,8 +1,8 @@
 """Check that training data share no question and no passage with evaluation data.
 
-Texts are compared as words: Unicode NFKC, case folded, all but letters and digits left out. Two passages are the same
-where all their words are; titles do not count. How many passages share a run of 13 words with one of the other side
-(the check of GPT-3, arXiv:2005.14165, appendix C) is recorded besides.
+Texts are compared as words: Unicode NFKC, case-folded, letters and digits only. Two passages are equal if all their
+words are; titles do not count. The number of passages that share a run of 13 words with the other side (the check of
+GPT-3, arXiv:2005.14165, appendix C) is also recorded.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ RUN = 13  # words
 
 
 def words_of(text: str) -> str:
-    """Return the words of a text, by which two texts are compared."""
+    """Return the words of a text, by which texts are compared."""
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -29,7 +29,7 @@ def apart(
 ) -> tuple[list[Sample], dict[str, Any] | None]:
     """Return samples that share no question and no passage with `files`, and the record of the check.
 
-    drop   samples that do are left out; else BadInput names the first. None is the record where there are no `files`.
+    drop   leave out samples that do; else raise BadInput, naming the first. Without `files`, the record is None.
     """
     if not files:
         return list(samples), None

@@ -1,8 +1,8 @@
-"""Several examples, in one mode or in both, as one sequence without padding between them.
+"""Pack several examples, in one mode or in both, into one sequence without padding between them.
 
 Full attention is block attention over a single block, so one mask serves both modes: a token attends to the tokens
 before it in its own block, and a token of a question or answer also to the whole context of its example. Questions over
-the same context follow each other; none attends to another, and the positions of each continue the context's.
+the same context follow each other. They do not attend to each other, and the positions of each continue the context's.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from workbench.training.tuning.text.examples import Example
 
 FULL, BLOCK = 0, 1  # modes as numbers
 NO_SOFT = SoftTokens()
-UNKNOWN = 0  # target of a row behind a question without a known answer, which only a teacher can supply
+UNKNOWN = 0  # target after a question without a known answer, which only a teacher can supply
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class PackedExamples(TensorBatch):
     in_question: Tensor  #: [T] bool: of a question or answer, not of the context
     wide: Tensor  #: [T] bool: attends to the whole context before it, as questions, answers and links do
     rows: Tensor  #: [A] rows from which answer tokens are predicted
-    targets: Tensor  #: [A] the predicted token ids
-    answers: Tensor  #: [A] index of the answer of each; -1 for question tokens
+    targets: Tensor  #: [A] token ids to predict
+    answers: Tensor  #: [A] index of the answer that a target belongs to; -1 for question tokens
     modes: Tensor  #: [N] FULL or BLOCK
 
     @property
@@ -46,7 +46,7 @@ class PackedExamples(TensorBatch):
         return float(len(self.rows))
 
     def sees(self, window: int | None = None) -> Sees:
-        """Return the mask over indices of the packed sequence, within a sliding `window` where the layer has one."""
+        """Return the mask over indices of the packed sequence, within a sliding `window` if the layer has one."""
         examples, blocks, in_question, places = self.examples, self.blocks, self.in_question, self.places
         wide = self.wide
 
@@ -58,9 +58,8 @@ class PackedExamples(TensorBatch):
         return sees
 
 
-Columns = defaultdict[
-    str, list[Any]
-]  # columns of a growing packed sequence; "spans" has (tokens, example, in_question, wide)
+# Columns of a growing packed sequence; "spans" has (tokens, example, in_question, wide).
+Columns = defaultdict[str, list[Any]]
 
 
 def pack(
@@ -72,13 +71,13 @@ def pack(
     least: int = 0,
     soft: SoftTokens = NO_SOFT,
 ) -> PackedExamples:
-    """Pack examples into one sequence, each once for every mode in `copies`.
+    """Pack examples into one sequence, each once for each mode in `copies`.
 
-    naive     in block mode, position ids of every context block begin at 0
-    multiple  the length is filled up as `padded` says; 1: not at all
-    least     the length is filled up to this instead, or to twice of it, four times …; 0: it is not
-    asked     tokens of questions are predicted too, all but the first
-    soft      stand around the passages of copies in block mode, their ids counted from the end of the vocabulary
+    naive     in block mode, position ids of each context block begin at 0
+    multiple  pad the length as `padded` does; 1: no padding
+    least     pad the length to this instead, or to two, four, … times of it; 0: no padding
+    asked     tokens of questions are predicted too, except the first
+    soft      soft tokens around the passages in block mode, with ids counted from the end of the vocabulary
     """
     columns = Columns(list)
     for number, (example, mode) in enumerate(product(examples, copies)):
@@ -98,10 +97,10 @@ def pack(
 
 
 def _add(columns: Columns, example: Example, number: int, soft: SoftTokens | None, naive: bool, asked: bool) -> None:
-    """Add a copy of an example, in block mode with `soft` tokens around its passages; None: in full mode."""
-    whole = tuple(chain.from_iterable(example.context))
+    """Add a copy of an example: in block mode, with `soft` tokens around its passages; in full mode if None."""
+    joined = tuple(chain.from_iterable(example.context))
     place = 0
-    for at, tokens in enumerate(example.context if soft else (whole,)):
+    for at, tokens in enumerate(example.context if soft else (joined,)):
         header, trailer, links = (soft if soft and at >= example.system else NO_SOFT).ids
         tokens = (*header, *tokens, *trailer)
         _add_block(columns, tokens, place, 0 if naive else place, number)
@@ -133,7 +132,7 @@ def _add_block(
     in_question: bool = False,
     wide: bool = False,
 ) -> None:
-    """Add a block, from `place` on in its example, with position ids from `position` on."""
+    """Add a block that begins at `place` in its example, with position ids from `position` on."""
     columns["tokens"] += tokens
     columns["places"] += range(place, place + len(tokens))
     columns["positions"] += range(position, position + len(tokens))
@@ -141,14 +140,14 @@ def _add_block(
 
 
 def doubled(length: int, least: int) -> int:
-    """Return the first of `least`, 2 · `least`, 4 · `least` … that is not shorter than `length`."""
+    """Return the first of `least`, 2 · `least`, 4 · `least`, … that is at least `length`."""
     while least < length:
         least *= 2
     return least
 
 
 def padded(length: int, multiple: int) -> int:
-    """Return the next length of `multiple` · (8 … 15) · 2^n, or the next multiple below 8: few lengths are compiled."""
+    """Return the next length of `multiple` · (8 … 15) · 2^n, or the next multiple below 8: few lengths to compile."""
     if multiple == 1:
         return length
     units = -(-length // multiple)
