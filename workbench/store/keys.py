@@ -152,13 +152,13 @@ def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
     weights: list[Any] = []
     others: list[Any] = [float8.asked(module)]
     if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
-        raise BadInput("all modules have a forward hook: cached blocks do not know what it does; remove it first")
+        raise BadInput("all modules have a forward hook, which store keys do not cover: remove it first")
     for each in waiting:  # grows during the loop
         if each is None:
             continue
         if each._forward_hooks or each._forward_pre_hooks:
             name = type(each).__name__
-            raise BadInput(f"{name} has a forward hook: cached blocks do not know what it does; remove it first")
+            raise BadInput(f"{name} has a forward hook, which store keys do not cover: remove it first")
         for x in each._parameters.values():
             if x is not None:
                 weights.append((x.data_ptr(), x._version, x.dtype, x.device))

@@ -56,7 +56,7 @@ class PageCopies:
         self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the latest groups on `_placing`
 
     def fill(
-        self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
+        self, kvs: Mapping[str, KV], blocks: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
     ) -> None:
         """Copy blocks into their pages and wait for completion; with `arrived`, call it after each layer.
 
@@ -66,11 +66,11 @@ class PageCopies:
         with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
             with self._turn:
                 if arrived is not None:
-                    self._copy_by_layer(kvs, held, arrived)
+                    self._copy_by_layer(kvs, blocks, arrived)
                     return
                 for group in _groups(kvs):
                     with self.lock:
-                        self._copy({key: kvs[key] for key in group}, held, layers)
+                        self._copy({key: kvs[key] for key in group}, blocks, layers)
                 done = None if self._placing is None else self._placing.record_event()
             if done is not None:
                 done.synchronize()
@@ -90,7 +90,7 @@ class PageCopies:
         return within(flat, layers_of(like), like).lock()
 
     def _copy_by_layer(
-        self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None]
+        self, kvs: Mapping[str, KV], blocks: Mapping[str, PagedBlock], arrived: Callable[[int], None]
     ) -> None:
         """Copy a few adjacent layers at a time; each copy overlaps the wait for the previous one."""
         count = len(self.pool.keys)
@@ -99,21 +99,21 @@ class PageCopies:
         for first in range(0, count, step):
             layers = range(first, min(first + step, count))
             with self.lock:
-                self._copy(kvs, held, layers)
+                self._copy(kvs, blocks, layers)
             copied.append((None if self._placing is None else self._placing.record_event(), layers))
             if first:
                 _report(*copied[-2], arrived)
         _report(*copied[-1], arrived)
 
-    def _copy(self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], layers: Sequence[int]) -> None:
+    def _copy(self, kvs: Mapping[str, KV], blocks: Mapping[str, PagedBlock], layers: Sequence[int]) -> None:
         """Copy adjacent layers of blocks; blocks of equal length are scattered together."""
         for _, same in groupby(sorted(kvs, key=lambda key: len(kvs[key])), key=lambda key: len(kvs[key])):
             keys = list(same)
             packed = [kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self.stream is not None) for key in keys]
             for key, kv in zip(keys, packed, strict=True):
-                if (cached := held[key].cached).start != kv.start or len(cached) != len(kv):
-                    held[key].cached = replace(cached, length=len(kv), start=kv.start)
-            slots = self.pool.slots(*[held[key].cached for key in keys])
+                if (cached := blocks[key].cached).start != kv.start or len(cached) != len(kv):
+                    blocks[key].cached = replace(cached, length=len(kv), start=kv.start)
+            slots = self.pool.slots(*[blocks[key].cached for key in keys])
             self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
 
     def _put(self, packed: Sequence[PackedKV], slots: Tensor, layers: Sequence[int]) -> None:

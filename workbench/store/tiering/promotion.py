@@ -48,7 +48,7 @@ class Chain:
         if kv is not None:
             first.use(key)
             return kv
-        return _restored(held) if (held := self._moving.get(key)) is not None else None
+        return _restored(stored) if (stored := self._moving.get(key)) is not None else None
 
     def below(self, key: str) -> tuple[KV, str] | None:
         """Promote a block from a lower tier to the first; return it with the name of its tier."""
@@ -70,7 +70,7 @@ class Chain:
         A block that does not fit goes to the next tier.
         """
         first = self.tiers[0]
-        held = first.made(kv)
+        stored = first.made(kv)
         with self.lock, first.lock:
             self._index.add(key)
             self._dropped.pop(key, None)
@@ -81,9 +81,9 @@ class Chain:
             self._moving |= kept  # before they are removed: look-ups must find them
             uses_of = {victim: first.drop(victim, evicted=True) for victim in kept}
             if victims is not None:
-                first.keep(key, held, uses)
+                first.keep(key, stored, uses)
             else:
-                self._moving[key] = held
+                self._moving[key] = stored
         for victim, moved in kept.items():
             self._evicted(first, victim, moved)
             self.lower(1, victim, moved, uses_of[victim])
@@ -92,7 +92,7 @@ class Chain:
         with self.lock:
             for left in (*kept, *([key] if victims is None else ())):
                 self._moving.pop(left, None)
-        return _restored(held)
+        return _restored(stored)
 
     def lower(self, level: int, key: str, kv: KV, uses: int = 1, only: bool = False) -> bool:
         """Write a block to tier `level`, or the next one with room; with `only`, to this tier or none."""
@@ -196,6 +196,6 @@ class Chain:
                 self._dropped.popitem(last=False)
 
 
-def _restored(held: Any) -> KV:
-    kv: KV = held.restore() if hasattr(held, "restore") else held
+def _restored(stored: Any) -> KV:
+    kv: KV = stored.restore() if hasattr(stored, "restore") else stored
     return kv

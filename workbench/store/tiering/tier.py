@@ -96,7 +96,7 @@ class Heat:
         return len(self._heat)
 
 
-Held = KV | QuantizedKV  # stored form of a block
+Stored = KV | QuantizedKV  # stored form of a block
 
 
 class Books:
@@ -166,7 +166,7 @@ class Tier(Books, ABC):
         """Convert `kv` to the form in which this tier stores it, read-only."""
 
     @abstractmethod
-    def keep(self, key: str, held: Any, uses: int = 1) -> None:
+    def keep(self, key: str, stored: Any, uses: int = 1) -> None:
         """Store the result of `made`; the caller has made room for it."""
 
     @abstractmethod
@@ -198,9 +198,9 @@ class HostTier(Tier):
             raise BadInput("storage 'int8' is not page-locked: blocks are restored on the host before they are copied")
         super().__init__(name, budget_bytes)
         self.storage, self.pinned = storage, pinned
-        self._held: dict[str, Held] = {}
+        self._blocks: dict[str, Stored] = {}
 
-    def made(self, kv: KV) -> Held:
+    def made(self, kv: KV) -> Stored:
         """Return the stored form of `kv`: quantized or page-locked; else `kv` itself if it is read-only, or a copy."""
         if self.storage == "int8":
             return quantize(kv)
@@ -214,19 +214,19 @@ class HostTier(Tier):
             return size_in_bytes(kv)
         return layers_of(kv)[-1][1] if self.pinned else kv.nbytes
 
-    def keep(self, key: str, held: Held, uses: int = 1) -> None:
+    def keep(self, key: str, stored: Stored, uses: int = 1) -> None:
         """Store the result of `made`; the caller has made room for it."""
-        self._add_entry(key, held.nbytes if isinstance(held, QuantizedKV) else self.needs(held), uses)
-        self._held[key] = held
+        self._add_entry(key, stored.nbytes if isinstance(stored, QuantizedKV) else self.needs(stored), uses)
+        self._blocks[key] = stored
 
     def get(self, key: str) -> KV | None:
         """Return the block under `key`, dequantized if necessary, or None."""
-        held = self._held.get(key)
-        return held.restore() if isinstance(held, QuantizedKV) else held
+        stored = self._blocks.get(key)
+        return stored.restore() if isinstance(stored, QuantizedKV) else stored
 
     def drop(self, key: str, evicted: bool = False) -> int:
         """Remove a block; return its use count."""
-        self._held.pop(key, None)
+        self._blocks.pop(key, None)
         return self._remove_entry(key, evicted)
 
 
@@ -257,10 +257,10 @@ class StoreTier(Tier):
         """Return the size of `kv` in bytes."""
         return kv.nbytes
 
-    def keep(self, key: str, held: KV, uses: int = 1) -> None:
+    def keep(self, key: str, stored: KV, uses: int = 1) -> None:
         """Write a block; the caller has made room for it."""
-        self.store.put(key, held)
-        self._add_entry(key, held.nbytes, uses)
+        self.store.put(key, stored)
+        self._add_entry(key, stored.nbytes, uses)
 
     def get(self, key: str) -> KV | None:
         """Return a block or None; a block that is damaged, or removed by another process, no longer counts."""
