@@ -331,7 +331,7 @@ class Device(PagedEngine):
         self.left = 3
         return self
 
-    def _beside(self, event):
+    def _work_until(self, event):
         while not event.query() and (did := self.meanwhile()):
             self.did.append(did)
 

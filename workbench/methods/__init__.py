@@ -1,8 +1,8 @@
 """Methods: which keys and values of a prompt are computed, and which come from cached blocks.
 
 A method is a frozen dataclass. `begin` turns a batch of prompts into requests that are ready for the forward pass of
-their first token. The methods are `Full`, `Reuse` and `Superposition`; published systems that reuse blocks differ in
-the preparation, the selector and the positions of `Reuse`.
+their first token. The methods are `Full`, `Reuse` and `Superposition`. Published block reuse systems are settings of
+`Reuse`: preprocessing, selector, positions.
 """
 
 from importlib import import_module
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from workbench.methods.method import finish as finish
 
 POLICIES = ("prepare", "select", "correct", "attend", "sparse")  # kinds of policies, one folder each
-
-# Imported on first use, so that names of methods are available without torch, as for `--help`.
-
-_LAZY = ("Method", "ReadyRequest", "finish")
+_LAZY = ("Method", "ReadyRequest", "finish")  # imported on first use: `--help` must not import torch
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Results of answering prompts: the answers with their costs."""
+"""Results of answering prompts: answers and costs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from workbench.methods.request_report import Receipt
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer, with what was computed for it."""
+    """An answer and its cost."""
 
     tokens: tuple[int, ...]
-    text: str  #: the answer, cut before the stop string
-    rows_computed: int  #: tokens of the prompt that were computed
+    text: str  #: the answer up to the stop string
+    rows_computed: int  #: computed tokens of the prompt
     rows_reused: int
     ttft: float = field(compare=False)  #: seconds from the call to the first tokens of its batch
     passes: tuple[Pass, ...]  #: forward passes up to the first token
@@ -33,10 +33,10 @@ class Generation:
 class Answered:
     """Result of answering a batch.
 
-    logits  [V] behind every prompt
-    engine  name of the engine, and why it was chosen
-    force   predicts given answers token by token: logits [A, V] behind each of their tokens but the last; returns None
-            if no pages hold the requests any more, or not enough of them
+    logits  [V] after every prompt
+    engine  name of the engine, and why it was selected
+    force   runs teacher-forced answers: logits [A - 1, V] after each of their A tokens but the last; returns None if
+            the requests are no longer in pages, or have too few pages
     """
 
     generations: list[Generation]
@@ -49,7 +49,7 @@ class Answered:
 
     @cached_property
     def ready(self) -> list[ReadyRequest]:
-        """Every request with its KV, which holds the prompt and perhaps the answer.
+        """The requests with their KV, which contains the prompt and perhaps the answer.
 
         Requests over pages are copied out of them on first access.
         """

@@ -1,4 +1,4 @@
-"""Methods from text fields, with a check that the choices fit each other."""
+"""Build methods from text fields, and check that the options are compatible."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -22,25 +22,25 @@ from workbench.methods.sparse import Sparse
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(MethodFields):
-    """A method by the fields of `MethodFields`."""
+    """A method described by the fields of `MethodFields`."""
 
-    def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Refuse an unknown field, and suggest the nearest."""
+    def __new__(cls, *_: Any, **values: Any) -> Self:
+        """Raise BadInput for an unknown field, with the nearest name as a suggestion."""
         names = [each.name for each in fields(cls)]
-        if odd := [name for name in given if name not in names]:
-            fields_of = f"; give those of a method as **workbench.methods.presets.options({given[odd[0]]!r}, {{}})"
-            hint = fields_of if odd[0] == "method" else meant(odd[0], names)
-            raise BadInput(f"{cls.__name__} has no field {odd[0]!r}{hint}")
+        if unknown := [name for name in values if name not in names]:
+            presets = f"; give those of a method as **workbench.methods.presets.options({values[unknown[0]]!r}, {{}})"
+            hint = presets if unknown[0] == "method" else meant(unknown[0], names)
+            raise BadInput(f"{cls.__name__} has no field {unknown[0]!r}{hint}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:
         """Return the fields that differ from their defaults."""
         changed = ((each.name, getattr(self, each.name)) for each in fields(self))
-        said = (f"{name}={value!r}" for name, value in changed if value != getattr(type(self), name, None))
-        return f"{type(self).__name__}({', '.join(said)})"
+        listed = (f"{name}={value!r}" for name, value in changed if value != getattr(type(self), name, None))
+        return f"{type(self).__name__}({', '.join(listed)})"
 
     def check(self) -> None:
-        """Raise BadInput for a choice that is not allowed; no model or data is loaded."""
+        """Raise BadInput for an invalid option, without loading a model or data."""
         check_choices(vars(self))
         chooses = self.correct != "none" and corrections.named(self.correct).chooses
         if self.charged is not None and self.select == "none" and not chooses:
@@ -58,14 +58,14 @@ class MethodConfig(MethodFields):
         return None if self.select == "none" else selectors.named(self.select)
 
     def _changes(self) -> dict[str, Any]:
-        """Return the policies that correct the cache and that change the mask rule."""
+        """Return the correction and the attention rule, if any, by field name of `Reuse`."""
         named = {"correct": corrections.named, "attend": rules.named}
         return {name: make(spec) for name, make in named.items() if (spec := getattr(self, name)) != "none"}
 
     def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
-        """Return the method; `corpus` is for preparations that look up neighbours.
+        """Return the method; `corpus` is for preprocessing with neighbours.
 
-        `system` False: prompts have no system block, and the first block is a passage too.
+        `system` False: prompts have no system block, so the first block is a passage.
         """
         if self.mode != "block":
             return self._sparse(registry.made(modes.__name__, self.mode))

@@ -1,9 +1,8 @@
-"""Choice of the engine that answers prompts, with the reason.
+"""Select the engine that answers prompts, and give the reason.
 
-paged        pages of a pool, steps captured as CUDA graphs, continuous batching (`methods.paged.answers`). The default
-             on a GPU
-contiguous   one contiguous KV a request, plain forward passes. For CPUs, sliding windows, layers whose queries are
-             returned, early stops, and attention rules that restrict the answer
+paged        pages of a pool, CUDA graphs, continuous batching (`methods.paged.answers`). The default on a GPU
+contiguous   one contiguous KV per request, plain forward passes. For CPUs, sliding windows, layers whose queries are
+             returned, early exits, and attention rules that restrict the answer
 """
 
 from collections import deque
@@ -33,13 +32,13 @@ from workbench.methods.registry import spec_of
 from workbench.models.spec import attach
 
 PAGE = 64  # tokens per page
-TOKENS = 1 << 17  # size of a pool on a GPU, or less if they take over a quarter of its free memory
+TOKENS = 1 << 17  # default size of a pool on a GPU, limited to a quarter of its free memory
 LEAST_TOKENS = 1 << 12
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The chosen engine, and the reason."""
+    """The selected engine, and the reason."""
 
     name: Literal["paged", "contiguous"]
     reason: str
@@ -55,16 +54,16 @@ def choose_engine(
     max_new_tokens: int = 1,
     asked: str = "auto",
 ) -> EngineChoice:
-    """Choose the engine for prompts that are answered by `method`; `asked` is "auto", "paged" or "contiguous".
+    """Select the engine for prompts that are answered by `method`; `asked` is "auto", "paged" or "contiguous".
 
-    Raises BadInput for another name, and where "paged" is asked for and not possible.
+    Raises BadInput for another name, and if "paged" is requested but impossible.
     """
     check_engine(asked)
     if asked == "contiguous":
         return EngineChoice("contiguous", "asked for by name")
     spec = attach(model)
     if asked == "auto" and not on_gpu(spec.device):
-        return EngineChoice("contiguous", f"on {spec.device} nothing is captured: a GPU with Triton is needed")
+        return EngineChoice("contiguous", f"no CUDA graphs on {spec.device}: a GPU with Triton is needed")
     refusal = why_not_pages(model) or _why_not_rule(method, prompts, max_new_tokens)
     if not refusal:
         return EngineChoice(
@@ -90,28 +89,28 @@ def why_not_pages(model: PreTrainedModel) -> str:
 def why_not_captured(plan: Plan) -> str:
     """Return why a `Runner` cannot compute a plan over pages; "" if it can."""
     if plan.sees is not causal:
-        return "its rows do not see all that is before them"
+        return "its mask rule is not causal"
     if plan.return_queries:
-        return f"layers {list(plan.return_queries)} are watched"
+        return f"it returns the queries of layers {list(plan.return_queries)}"
     if plan.num_layers is not None:
         return f"it stops after {plan.num_layers} layers"
     if plan.sparse is not None:
-        return "tiles are chosen while it runs"
+        return "a sparse method selects tiles while it runs"
     if plan.adjust is not None:
         return "its cache is corrected while it runs"
     return "it names its backend" if plan.backend is not None else ""
 
 
 def _why_not_rule(method: Method, prompts: Sequence[Prompt], count: int) -> str:
-    """Return why the rows of an answer are not plainly causal under a method's rule; "" if they are."""
+    """Return why answer tokens are not plainly causal under a method's mask rule; "" if they are."""
     if getattr(attend := getattr(method, "attend", None), "answer", False):
-        return f"by attend={spec_of(attend)} a token of the answer does not plainly see all that is before it"
+        return f"attend={spec_of(attend)} restricts what answer tokens attend to"
     rule = getattr(method, "sees", None)
     if rule is None:
         return ""
     for number, prompt in enumerate(prompts):
         if not _plain(rule(prompt), len(prompt), count):
-            return f"by the rule of prompt {number} a token of the answer does not see all that is before it"
+            return f"the mask rule of prompt {number} is not causal for answer tokens"
     return ""
 
 
@@ -122,10 +121,10 @@ def _plain(sees: Sees, length: int, count: int) -> bool:
 
 
 class Pages:
-    """The pool, runner and blocks of one model, kept with it so that later calls reuse captured steps.
+    """The pool, runner and blocks of one model, attached to it so that later calls reuse captured graphs.
 
-    Copies of the model have none. `unread` are requests that have ended and whose KV may still be asked for; they are
-    copied out when their pages are needed.
+    A copy of the model gets a new object. `unread` are finished requests whose KV may still be read; they are copied
+    out when their pages are needed.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class Pages:
 
     @contextmanager
     def use(self, model: PreTrainedModel) -> Iterator[None]:
-        """Lock out other threads within the block, with the model's device as the current one."""
+        """Lock the pages within the block, and make the model's device the current one."""
         gpu = model.device.type == "cuda"
         with self.lock, torch.cuda.device(model.device) if gpu else nullcontext():
             yield
@@ -153,69 +152,69 @@ class Pages:
     def of(self, model: PreTrainedModel, needed: int) -> tuple[Runner, BlockPages]:
         """Return runner and blocks over a pool of at least `needed` pages.
 
-        The pool is made again if it is too small, or if the model's weights have moved.
+        The pool is reallocated if it is too small, or if the model's weights have moved.
         """
         self.sweep()
-        state = self._where(model)
-        there = 0 if self._runner is None else self._runner.pool.pages - 1
-        if self._runner is None or self._blocks is None or self._state != state or there < needed:
-            for one in list(self.unread):
-                one.read()
+        state = self._model_state(model)
+        pages = 0 if self._runner is None else self._runner.pool.pages - 1
+        if self._runner is None or self._blocks is None or self._state != state or pages < needed:
+            for unread in list(self.unread):
+                unread.read()
             self._runner = self._blocks = None
             try:
-                pool = _pool(model, needed)
+                pool = Pool(model, 1 + max(needed, room(model) // PAGE), PAGE)
             except torch.OutOfMemoryError:
                 raise NoPages(needed, 0, "no memory for a pool: a request") from None
             self._runner, self._blocks = Runner(model, pool, coarse=True), BlockPages(pool)
             self._weights = list(model.parameters())
-            self._state = self._where(model)
+            self._state = self._model_state(model)
         return self._runner, self._blocks
 
     def sweep(self) -> None:
-        """Give back the pages of requests whose results were garbage-collected."""
+        """Free the pages of requests whose results were garbage-collected."""
         while self.abandoned:
             release, requests = self.abandoned.popleft()
             for request in requests:
                 release(request)
 
-    def _where(self, model: PreTrainedModel) -> object:
+    def _model_state(self, model: PreTrainedModel) -> object:
         return model.dtype, model.device, model.get_input_embeddings(), [x.data_ptr() for x in self._weights]
 
 
 class Holder(Protocol):
-    """Object that holds requests of a model over pages (`PagedAnswers`)."""
+    """Owner of requests of a model over pages (`PagedAnswers`)."""
 
     model: PreTrainedModel
 
     def read(self, request: Any) -> ReadyRequest:
-        """Copy a request out of its pages, and give them back."""
+        """Copy a request out of its pages, and free them."""
 
     def release(self, request: Any) -> None:
-        """Give the pages of a request back."""
+        """Free the pages of a request."""
 
     def force(self, requests: Sequence[Any], answers: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
-        """Predict answers over the pages of requests, as `Answered.force` does."""
+        """Run teacher-forced answers over the pages of requests (`Answered.force`)."""
 
 
 class Unread:
-    """Requests that have ended and whose KV is in pages, until it is read."""
+    """Finished requests whose KV stays in pages until it is read."""
 
     def __init__(self, pages: Pages, holder: Holder, requests: Sequence[Any]):
         self.pages, self.holder, self.requests = pages, holder, requests
         pages.unread.add(self)
 
     def read(self) -> list[ReadyRequest]:
-        """Copy the requests that are still in pages out of them, and return all."""
+        """Copy the requests out of their pages, and return them."""
         with self.pages.lock:
             return [self.holder.read(request) for request in self.requests]
 
     def force(self, answers: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
-        """Predict answers over the pages (`Answered.force`)."""
+        """Run teacher-forced answers over the pages (`Answered.force`)."""
         with self.pages.use(self.holder.model):
             return self.holder.force(self.requests, answers)
 
     def __del__(self) -> None:
-        self.pages.abandoned.append((self.holder.release, self.requests))  # released later: the pool may be in use now
+        self.pages.abandoned.append((self.holder.release, self.requests))  # deferred: the pool may be in use now
 
 
 def pages_of(model: PreTrainedModel) -> Pages:
@@ -223,12 +222,12 @@ def pages_of(model: PreTrainedModel) -> Pages:
     name = "_workbench_pages"
     if name not in model.__dict__:
         model.__dict__[name] = Pages()
-    kept: Pages = model.__dict__[name]
-    return kept
+    pages: Pages = model.__dict__[name]
+    return pages
 
 
 def room(model: PreTrainedModel) -> int:
-    """Return the default size, in tokens, of a pool that is made now."""
+    """Return the default size of a new pool in tokens, by the memory that is free now."""
     spec = attach(model)
     if spec.device.type != "cuda":
         return LEAST_TOKENS
@@ -236,8 +235,3 @@ def room(model: PreTrainedModel) -> int:
     each = sum(2 * heads * width for heads, width in spec.shapes) * spec.dtype.itemsize
     free, _ = torch.cuda.mem_get_info(spec.device)
     return max(LEAST_TOKENS, min(TOKENS, free // 4 // each))
-
-
-def _pool(model: PreTrainedModel, needed: int) -> Pool:
-    """Make a pool of `needed` pages, or more if memory allows."""
-    return Pool(model, 1 + max(needed, room(model) // PAGE), PAGE)

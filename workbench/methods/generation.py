@@ -1,4 +1,4 @@
-"""Answer prompts by any method in one call."""
+"""Answer prompts with any method in one call."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -48,15 +48,14 @@ def generate(
 ) -> list[Generation]:
     """Answer a batch of prompts of any lengths.
 
-    mode    a method, or the name of one with its defaults. "full": every token of a prompt is computed; "block": every
-            context block is cached independently (in `store`, or for this call only) and reused at its new position;
-            "superposition": one path a document. Methods with options, as `Reuse(positions="naive")`, are in
-            `workbench.methods`
-    engine  "paged" (pages and captured steps), "contiguous", or "auto", which is paged on a GPU wherever model and
-            method allow (`methods.engines`)
+    mode    a method, or the name of a method with its defaults. "full": every token of a prompt is computed; "block":
+            every context block is cached independently (in `store`, or for this call only) and reused at its new
+            position; "superposition": one path per document. Methods with options, such as `Reuse(positions="naive")`,
+            are in `workbench.methods`
+    engine  "paged" (pages and CUDA graphs), "contiguous", or "auto": paged on a GPU if model and method allow it
+            (`methods.engines`)
 
-    The other arguments are those of `engine.decoding.decode`. Raises BadInput, before any work, for arguments that do
-    not fit.
+    The other arguments are those of `engine.decoding.decode`. Raises BadInput for invalid arguments, before any work.
     """
     params = SamplingParams(max_new_tokens, temperature, top_p, seed, stop)
     return answer(model, tokenizer, prompts, method_of(mode), store, params, engine=engine, keep=False).generations
@@ -74,14 +73,14 @@ def answer(
     most: int = MOST,
     progress: Callable[[int, int], None] | None = None,
 ) -> Answered:
-    """Answer prompts as `generate` does, and return logits and requests too.
+    """Answer prompts as `generate` does, and also return logits and requests.
 
     keep      keep the requests with their KV (`Answered.ready`)
-    most      most requests decoded together over pages; contiguous KVs are all decoded together
+    most      maximum number of requests decoded together over pages; contiguous KVs are all decoded together
     progress  called as progress(ended, total); with contiguous KVs only if prompts are computed one by one
     """
     batch = _Batch(model, tokenizer, prompts, method, _store_of(store), params)
-    chosen = _checked(batch, engine)
+    chosen = _engine_for(batch, engine)
     if chosen.name == "contiguous":
         return _contiguous(batch, str(chosen), progress)
     begin = perf_counter()
@@ -114,17 +113,17 @@ def stream(
     engine: str = "auto",
     **options: Any,
 ) -> Iterator[tuple[int, int]]:
-    """Answer prompts as `generate` does, and yield (number of the prompt, token id) as tokens come.
+    """Answer prompts as `generate` does, and stream (prompt index, token id).
 
     `options` are the fields of `SamplingParams`. Over pages, tokens of several requests are interleaved, and the
-    model's pages are locked until the stream is read to its end or closed.
+    model's pages are locked until the stream is exhausted or closed.
     """
     batch = _Batch(model, tokenizer, prompts, method_of(mode), _store_of(store), SamplingParams(**options))
-    return _streamed(batch, _checked(batch, engine).name == "paged")
+    return _streamed(batch, _engine_for(batch, engine).name == "paged")
 
 
 class _Batch(NamedTuple):
-    """A batch of prompts with its method, store and sampling: the arguments of `requests_of`."""
+    """A batch of prompts with method, store and sampling parameters: the arguments of `requests_of`."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -149,12 +148,12 @@ def _streamed(batch: _Batch, paged: bool) -> Iterator[tuple[int, int]]:
 
 
 def _store_of(store: Store | None) -> Store:
-    """Return the given store, or a new one in memory for this call. Raises BadInput for what is no store."""
+    """Return `store`, or a new one in memory if it is None. Raises BadInput for an object that is no store."""
     return MemoryStore(UNLIMITED) if store is None else checked(store)
 
 
-def _checked(batch: _Batch, engine: str) -> EngineChoice:
-    """Refuse invalid options and prompts; return the engine."""
+def _engine_for(batch: _Batch, engine: str) -> EngineChoice:
+    """Raise BadInput for invalid options or prompts; return the engine."""
     model, tokenizer, prompts, method, _, params = batch
     if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
         raise BadInput(f"prompts is {shown(prompts)}: a list of prompts is needed")
@@ -179,8 +178,8 @@ def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None]
     reserve = _reserve(batch)
     begin = perf_counter()
     alone = list[float | None]()
-    if type(method) is Full and model.device.type == "cpu":  # one prompt keeps a CPU busy: prompts run one by one
-        begun, ready, logits = begin, list[ReadyRequest](), list[Tensor]()
+    if type(method) is Full and model.device.type == "cpu":  # one prompt saturates a CPU
+        placed, ready, logits = begin, list[ReadyRequest](), list[Tensor]()
         for prompt in prompts:
             started = perf_counter()
             ready += method.begin(model, [prompt], watched, reserve)
@@ -192,20 +191,20 @@ def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None]
     else:
         ready = method.begin(model, prompts, watched, reserve)
         stage("answering")
-        begun = perf_counter()
+        placed = perf_counter()
         logits = finish(model, ready)
     stream = decode_ready(model, tokenizer, ready, logits, params)
     steps = list(islice(stream, 1))
     first = perf_counter()
     tokens = by_request([*steps, *stream], len(prompts))
-    seconds = watched.seconds | {"prefill": first - begun, "decode": perf_counter() - first}
-    seconds["place"] = begun - begin - sum(watched.seconds.values())
-    asked, positions = as_computed(model, method, prompts), getattr(method, "positions", "re-encoded")
-    receipts = receipts_of(asked, ready, watched.lookups, positions)
+    seconds = watched.seconds | {"prefill": first - placed, "decode": perf_counter() - first}
+    seconds["place"] = placed - begin - sum(watched.seconds.values())
+    positions = getattr(method, "positions", "re-encoded")
+    receipts = receipts_of(as_computed(model, method, prompts), ready, watched.lookups, positions)
     generations = [
         Generation(
-            tuple(said),
-            text_of(tokenizer, said, params.stops),
+            tuple(answer),
+            text_of(tokenizer, answer, params.stops),
             r.computed,
             r.reused,
             first - begin,
@@ -213,7 +212,7 @@ def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None]
             timed(one, seconds),
             time,
         )
-        for said, r, one, time in zip(tokens, ready, receipts, alone or [None] * len(ready), strict=True)
+        for answer, r, one, time in zip(tokens, ready, receipts, alone or [None] * len(ready), strict=True)
     ]
     return Answered(generations, logits, engine, lambda: ready)
 
@@ -225,14 +224,14 @@ def decode_ready(
     logits: Sequence[Tensor],
     params: SamplingParams,
 ) -> Iterator[Tokens]:
-    """Decode the answers of requests whose last forward pass has run, under the rules of their plans."""
+    """Decode the answers of prefilled requests, with the mask rules and backends of their plans."""
     kvs, rules = [r.request.kv for r in ready], [r.request.plan.sees for r in ready]
     backends = [r.request.plan.backend for r in ready]
     return decode(model, kvs, logits, tokenizer=tokenizer, sees=rules, backends=backends, **vars(params))
 
 
 def method_of(mode: Method | str) -> Method:
-    """Return the method of a name, or the method itself."""
+    """Return the method with this name, or `mode` itself if it is a method."""
     known = mode in MODES if isinstance(mode, str) else hasattr(mode, "begin")
     if not known:
         raise not_allowed("mode", mode, (*MODES, "methods of workbench.methods"))
@@ -246,9 +245,9 @@ def first_token(
     store: Store | None = None,
     engine: str = "auto",
 ) -> int:
-    """Return the most likely first token of an answer: the work that a time to first token measures.
+    """Return the most likely first token of an answer: the work that TTFT measures.
 
-    It goes from token ids (and blocks in a store) to a token id on the host.
+    The input is token ids (and blocks in a store), the output a token id on the host.
     """
     method = method_of(mode)
     store = _store_of(store)

@@ -1,4 +1,4 @@
-"""One prompt after another: only the blocks that changed are encoded.
+"""Revise a prompt: only changed blocks are encoded.
 
 Block-Attention, section 2.5 and appendix A: between two states of a game, two turns of a chat or two edits of a
 document, most blocks stay the same. Blocks are looked up by content, so they may be edited, inserted, deleted or
@@ -28,13 +28,13 @@ REUSE_STATUSES: tuple[ReuseStatus, ...] = get_args(ReuseStatus)
 
 @dataclass(frozen=True)
 class Revision:
-    """A prompt whose context is in its KV, with what was done for it.
+    """A prompt with the KV of its context, and how each block was obtained.
 
-    statuses  of every context block: "kept" where the prompt before had it, "moved" from another place in it,
-              "recalled" from the store although the prompt before did not have it (or a further copy within this
-              prompt), or "encoded" now
-    shifts    tokens by which every block moved since the prompt before; None for a block that was not in it
-    prefix    leading tokens equal to those of the prompt before: what a prefix cache would have reused
+    statuses  of every context block: "kept" at its position in the previous prompt, "moved" from another position in
+              it, "recalled" from the store though not in the previous prompt (or repeated within this prompt), or
+              "encoded" now
+    shifts    tokens by which every block moved since the previous prompt; None for a block that was not in it
+    prefix    leading tokens equal to those of the previous prompt, which a prefix cache would reuse
     """
 
     prompt: Prompt
@@ -45,20 +45,20 @@ class Revision:
 
     @property
     def request(self) -> PrefillRequest:
-        """The request that is left to compute: the question over the context."""
+        """The remaining work: the question over the context."""
         return PrefillRequest(self.prompt.tokens, Plan(self.prompt.question), self.kv)
 
     def blocks(self, status: ReuseStatus) -> int:
-        """Count the context blocks of this status."""
+        """Count the context blocks with this status."""
         return self.statuses.count(status)
 
     def tokens(self, status: ReuseStatus) -> int:
-        """Count the tokens of the blocks of this status."""
+        """Count the tokens of the blocks with this status."""
         return sum(len(block) for block, had in zip(self.prompt.context, self.statuses, strict=True) if had == status)
 
     @property
     def computed(self) -> int:
-        """Tokens that went through the model: the encoded blocks and the question."""
+        """Number of computed tokens: encoded blocks and the question."""
         return self.tokens("encoded") + len(self.prompt.question)
 
 
@@ -66,10 +66,10 @@ class Revision:
 def revise(
     model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: Count = 0
 ) -> Revision:
-    """Assemble `prompt` from `store`, and encode (in one pass) the blocks that `store` lacks.
+    """Assemble `prompt` from `store`, and encode missing blocks in one pass.
 
-    `before` is the previous prompt, for the report only; what is reused depends on the store. `reserve` is capacity for
-    new tokens. Raises BadInput, before any work, for a prompt that does not fit the model.
+    `before` is the previous prompt, for the report only; reuse depends on the store. `reserve` is capacity for new
+    tokens. Raises BadInput for a prompt that does not fit the model, before any work.
     """
     spec_for(model, [prompt.tokens])
     recording = RecordingStore(checked(store))
@@ -83,14 +83,14 @@ def revise(
 def _compare(
     prompt: Prompt, before: Prompt | None, fresh: list[bool]
 ) -> tuple[tuple[ReuseStatus, ...], tuple[int | None, ...]]:
-    stood: dict[Block, list[int]] = {}
+    old_starts: dict[Block, list[int]] = {}
     for block, start in zip(before.context, before.starts, strict=False) if before else ():
-        stood.setdefault(block, []).append(start)
+        old_starts.setdefault(block, []).append(start)
     statuses: list[ReuseStatus] = []
     shifts: list[int | None] = []
     seen: set[Block] = set()
     for block, start, new in zip(prompt.context, prompt.starts, fresh, strict=False):
-        shift = min((start - place for place in stood.get(block, ())), key=abs, default=None)
+        shift = min((start - old for old in old_starts.get(block, ())), key=abs, default=None)
         shifts.append(shift)
         known: ReuseStatus = "recalled" if shift is None else "moved" if shift else "kept"
         statuses.append("encoded" if new and block not in seen else known)
@@ -99,7 +99,7 @@ def _compare(
 
 
 def _prefix(prompt: Prompt, before: Prompt | None) -> int:
-    """Return the number of equal leading tokens, except the prompt's last token, which is computed in any case."""
+    """Return the length of the common prefix, without the prompt's last token, which must be computed."""
     if before is None:
         return 0
     most = min(len(prompt) - 1, len(before))

@@ -25,9 +25,9 @@ from workbench.store import Store
 class SamplingParams:
     """Options of `engine.decoding.decode` for a batch of requests, named as in vLLM.
 
-    max_new_tokens  most tokens of an answer
-    temperature     0: the likeliest token; above: drawn from the `top_p` nucleus
-    seed            seed of the draws, one number or one per request
+    max_new_tokens  maximum number of answer tokens
+    temperature     0: greedy; above 0: sampled from the `top_p` nucleus
+    seed            sampling seed, one number or one per request
     stop            strings that end an answer
     """
 
@@ -39,18 +39,18 @@ class SamplingParams:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
+        """Stop strings as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def seeds(self, requests: int) -> list[int]:
-        """Return the seed of every request. BadInput for another number of seeds than of requests."""
+        """Return the seed of every request. Raises BadInput if the number of seeds is not that of requests."""
         seeds = [self.seed] * requests if isinstance(self.seed, int) else list(self.seed)
         if len(seeds) != requests:
             raise BadInput(f"{len(seeds)} seeds for {requests} requests: give one for each")
         return seeds
 
     def check(self, tokenizer: Any) -> None:
-        """Raise BadInput for the first option that is not allowed, or needs a tokenizer where there is none."""
+        """Raise BadInput for the first option that is invalid, or needs a tokenizer if there is none."""
         annotations.check("seed", self.seed, int | Sequence[int])
         annotations.check("stop", self.stop, str | Sequence[str])
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -59,32 +59,32 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class ReadyRequest:
-    """One request, ready for its last forward pass, with what was computed for it."""
+    """One request, ready for its last forward pass, with its cost so far."""
 
     request: PrefillRequest  #: the logits of its last row give the first token
-    passes: tuple[Pass, ...]  #: forward passes up to the first token, the last one included
-    computed: int  #: tokens of the prompt that any pass computes for the answer
+    passes: tuple[Pass, ...]  #: forward passes up to the first token, including the last one
+    computed: int  #: tokens of the prompt that are computed for the answer, in any pass
     reused: int  #: tokens whose keys and values come from cached blocks
-    chunk: int | None = None  #: rows per chunk of the last forward pass; None: all at once
+    chunk: int | None = None  #: query tokens per chunk of the last forward pass; None: no chunking
 
 
 class Method(Protocol):
     """Interface of methods, implemented in `workbench.methods.modes`."""
 
     def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
-        """Raise BadInput, before any work, where the model (it may be on the meta device) or prompts do not fit."""
+        """Raise BadInput if the method cannot run on the model (possibly on the meta device) or the prompts."""
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
-        """Make prompts ready for their last forward pass.
+        """Prepare prompts for their last forward pass.
 
         `store` keeps cached blocks between calls (None: for this call only); `reserve` is capacity for new tokens.
         """
 
 
 def finish(model: PreTrainedModel, ready: Sequence[ReadyRequest], waits: Sequence[Wait | None] = ()) -> list[Tensor]:
-    """Run the last forward pass of requests of one method, or its chunks; return logits [V] behind each prompt.
+    """Run the last forward pass of requests of one method, or its chunks; return logits [V] after each prompt.
 
     `waits` are those of `prefill_many`, for requests without chunks.
     """

@@ -1,6 +1,6 @@
 """Fields of a method as text and numbers, as on the command line, without heavy imports.
 
-The text of an `Annotated` type is the help of the command-line option.
+The text of an `Annotated` type is the help text of the command-line option.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ LayoutName = Annotated[
 
 
 def _names(folder: str) -> str:
-    """Return the names of all policies of a folder, for help texts."""
+    """Return the names of the policies of a folder, for help texts."""
     return ", ".join(registry.shipped(f"workbench.methods.{folder}"))
 
 
@@ -66,20 +66,20 @@ def check_engine(name: Any) -> None:
 
 
 def check_schedulers(names: Sequence[str]) -> None:
-    """Raise BadInput for an unknown mode of the scheduler, and for an empty list."""
-    if odd := [name for name in names if name not in SCHEDULERS]:
-        raise not_allowed("mode", odd[0], SCHEDULERS)
+    """Raise BadInput for an unknown scheduler mode, and for an empty list."""
+    if unknown := [name for name in names if name not in SCHEDULERS]:
+        raise not_allowed("mode", unknown[0], SCHEDULERS)
     if not names:
         raise BadInput(f"no mode: at least one of {', '.join(SCHEDULERS)} is needed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFields:
-    """A method and its choices.
+    """A method and its policies.
 
     Modes and policies may have options: `superposition(paths=2)`, `query_guided(layers=all)`. Policies are the files of
-    `methods.prepare`, `select`, `correct`, `attend` and `sparse`. Blocks that the folder `prepared` lacks are computed.
-    `ratio` None recomputes as many tokens as the selector wants; `chunk` None computes all rows at once.
+    `methods.prepare`, `select`, `correct`, `attend` and `sparse`. Blocks that are missing in the folder `prepared` are
+    computed. `ratio` None: the selector decides how many tokens are recomputed. `chunk` None: no chunked prefill.
     """
 
     mode: Annotated[
@@ -120,16 +120,17 @@ class MethodFields:
 
 
 def check_choices(given: Mapping[str, Any]) -> None:
-    """Raise BadInput for invalid fields, as far as that is known without importing policies; others have defaults."""
+    """Raise BadInput for invalid fields, as far as possible without importing policies; others have defaults."""
     check_mode(mode := given.get("mode", MethodFields.mode))
-    odd = [key for key in REUSE if given.get(key, getattr(MethodFields, key)) != getattr(MethodFields, key)]
+    changed = [key for key in REUSE if given.get(key, getattr(MethodFields, key)) != getattr(MethodFields, key)]
     for kind in POLICIES:
         if isinstance(spec := given.get(kind), str) and spec != "none":
             unimported.check(f"workbench.methods.{kind}", spec)
-    if mode != "block" and odd:
+    if mode != "block" and changed:
         name = registry.parse(mode)[0]
         raise BadInput(
-            f"{odd[0]} {given[odd[0]]!r} is for mode block: mode {name} reuses no cached blocks; choose mode block, too"
+            f"{changed[0]} {given[changed[0]]!r} is for mode block: mode {name} reuses no cached blocks; choose mode "
+            "block, too"
         )
     check_positions(given.get("positions", MethodFields.positions))
     check_ratio(given.get("ratio", MethodFields.ratio))

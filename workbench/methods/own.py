@@ -1,12 +1,12 @@
-"""The user's own policies: from a file, a notebook's cell, or entry points of installed packages.
+"""User policies from a file, a notebook cell, or entry points of installed packages.
 
     workbench trial --method-file last_tokens.py --select last_tokens
     Trial("lab-full", mode="block", select=LastTokens())
 
-A file has one or more policies, frozen dataclasses like those of `methods.select`, `prepare`, `correct`, `attend` and
-`sparse`. Each is named after its class: `LastTokens` is `last_tokens`. A function of `prompt`, or of (model, prompt,
-kv), is a selector by its own name (`own_function`), unless that begins with `_`. Packages declare theirs in
-`[project.entry-points."workbench.select"]`, as `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`, …).
+A file defines one or more policies: frozen dataclasses like those of `methods.select`, `prepare`, `correct`, `attend`
+and `sparse`. Each is named after its class: `LastTokens` is `last_tokens`. A function of `prompt`, or of (model,
+prompt, kv), is a selector under its own name (`own_function`), unless that begins with `_`. Packages declare policies
+in `[project.entry-points."workbench.select"]`: `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`, …).
 """
 
 import inspect
@@ -26,7 +26,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput, brief, shown
 
-FILES = "WORKBENCH_METHOD_FILES"  # environment variable of their paths, for child processes
+FILES = "WORKBENCH_METHOD_FILES"  # environment variable with the paths, for child processes
 BASES = {"select": "Select", "sparse": "Sparse", "correct": "Correct", "attend": "Attend"}
 KINDS = (*BASES, "prepare")
 FAULTS = (
@@ -41,13 +41,13 @@ FAULTS = (
     OSError,
 )
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
-_read: dict[Path, int] = {}  # file → its modification time when it was read
+_read: dict[Path, int] = {}  # file → modification time of the version that was read
 
 
 def use(paths: Sequence[Path] | None) -> Sequence[Path] | None:
-    """Register the policies of files, in this process and in those that it starts; return `paths`.
+    """Register the policies of files, in this process and its child processes; return `paths`.
 
-    Raises BadInput for a file that is missing, fails to run, or has no policy.
+    Raises BadInput for a file that is missing, raises an exception, or has no policy.
     """
     for path in paths or ():
         file = os.path.realpath(path)  # also resolves a link to itself
@@ -70,7 +70,7 @@ def listed(paths: Sequence[Path] | None) -> list[tuple[str, str]]:
 
 
 def in_file(policy: type) -> bool:
-    """Return whether a policy was registered from a file, which other processes read too."""
+    """Return whether a policy was registered from a file, which other processes can read."""
     return policy.__module__ in {_module(path) for path in files()}
 
 
@@ -80,18 +80,18 @@ def installed() -> list[tuple[str, str]]:
 
 
 def versions() -> dict[str, str]:
-    """Return {file name: first digits of its SHA-256} of registered files, for records."""
+    """Return {file name: first 12 digits of its SHA-256} of registered files, for records."""
     return {path.name: sha256(path.read_bytes()).hexdigest()[:12] for path in files()}
 
 
 def names(package: str) -> list[str]:
-    """Return the names of the user's policies of one kind, as `workbench.methods.select`; packages are not imported."""
+    """Return the names of user policies of a kind, such as `workbench.methods.select`, without importing packages."""
     kind = package.rpartition(".")[2]
     return [*_policies(kind), *_entries(kind)] if kind in KINDS else []
 
 
 def policy(package: str, name: str) -> type | None:
-    """Return the class of one of the user's policies; None for another name."""
+    """Return the class of a user policy; None for another name."""
     kind = package.rpartition(".")[2]
     found = _policies(kind).get(name) if kind in KINDS else None
     if found is None and kind in KINDS and (entry := _entries(kind).get(name)):
@@ -103,12 +103,12 @@ def policy(package: str, name: str) -> type | None:
 
 
 def known(kind: str, name: str) -> type | None:
-    """Return the class of a policy that was registered in this process; None for another name."""
+    """Return the class of a policy that is registered in this process; None for another name."""
     return _known[kind].get(name)
 
 
 def register(found: type) -> str:
-    """Register a policy by the name of its class, and return the name."""
+    """Register a policy under a name derived from its class, and return the name."""
     kind, name = _kind(found), _name(found)
     if not kind:
         raise BadInput(
@@ -123,7 +123,7 @@ def register(found: type) -> str:
 
 
 def state(kind: str, spec: str) -> str:
-    """Return a hash of the code of a policy that a cell or a package defines; "" for any other, whose file says it."""
+    """Return a code hash of a policy that a cell or a package defines; "" for any other, whose file is hashed."""
     found = _known[kind].get(spec.partition("(")[0]) if kind in KINDS else None
     if found is None or in_file(found):
         return ""
@@ -131,7 +131,7 @@ def state(kind: str, spec: str) -> str:
 
 
 def _code(of: Any) -> Iterator[str]:
-    """Yield the code of a class, function or constant as texts that do not differ between processes."""
+    """Yield the code of a class, function or constant as strings that are equal in all processes."""
     if isinstance(of, staticmethod | classmethod):
         of = of.__func__
     if isinstance(of, type):
@@ -158,7 +158,7 @@ def _code(of: Any) -> Iterator[str]:
 
 
 def name_of(made: Any) -> str:
-    """Return the name of a policy object that is the user's own; "" for one of this package."""
+    """Return the name of a user policy object; "" for one of this package."""
     return next((name for known in _known.values() for name, found in known.items() if found is type(made)), "")
 
 
@@ -189,14 +189,14 @@ def _load(path: Path) -> None:
         spec.loader.exec_module(module)
     except FAULTS as problem:
         raise BadInput(f"method file {brief(path)} fails: {type(problem).__name__}: {brief(problem)}") from problem
-    held = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == spec.name and _kind(x)]
+    policies = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == spec.name and _kind(x)]
     functions = [x for name, x in vars(module).items() if name[0] != "_" and _selects(x) and x.__module__ == spec.name]
-    if not held and not functions:
+    if not policies and not functions:
         raise BadInput(
             f"method file {brief(path)} holds no policy: a frozen dataclass that extends Select or another, or a "
             "function of (prompt) or (model, prompt, kv)"
         )
-    for each in held:
+    for each in policies:
         register(each)
     for function in functions:
         import_module("workbench.methods.own_function").selector(function)
@@ -204,7 +204,7 @@ def _load(path: Path) -> None:
 
 
 def _selects(found: Any) -> bool:
-    """Return whether this is a function with the parameters of a selector, by their names."""
+    """Return whether an object is a function with the parameter names of a selector."""
     if not isinstance(found, FunctionType):
         return False
     parameters = inspect.signature(found).parameters.values()

@@ -1,16 +1,17 @@
-"""A plain function as a selector: `Trial("lab-full", mode="block", select=my_function)`.
+"""Use a plain function as a selector: `Trial("lab-full", mode="block", select=my_function)`.
 
-    def nearest_the_end(prompt):                  # of the prompt alone, or
-    def quiet_keys(model, prompt, kv):            # of the model and the assembled cache too
+    def nearest_the_end(prompt):                  # needs the prompt only, or
+    def quiet_keys(model, prompt, kv):            # also the model and the assembled cache
 
-It returns one of two things, a tensor, an array or a list, of the T context tokens (`prompt.starts[-1]`):
+It returns a tensor, an array or a list for the T context tokens (`prompt.starts[-1]`), one of:
 
     scores, T floats                  the highest are recomputed; -inf never, inf always
-    token indices, integers           those to recompute, the most important first; no others are
+    token indices, integers           tokens to recompute, the most important first; the others are not
 
-A ratio limits both; `ratio=None` recomputes all that the function names. Tokens of a system block are recomputed at inf
-only. The function is registered by its name, also in records, so another function needs another name. Commands and
-other processes know it where it stands in a file of methods (`own`): `--method-file mine.py --select my_function`.
+A ratio limits both; `ratio=None` recomputes all tokens that the function selects. Tokens of a system block are
+recomputed at inf only. The function is registered by its name, which is also its name in records, so different
+functions need different names. Commands and other processes find it in a method file (`own`):
+`--method-file mine.py --select my_function`.
 """
 
 import inspect
@@ -36,7 +37,7 @@ PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 
 @dataclass(frozen=True)
 class FunctionSelect(Select):
-    """Selector that calls the user's function."""
+    """Selector that calls a user function."""
 
     function: ClassVar[Callable[..., Any]]
     reads_cache: ClassVar[bool]
@@ -52,14 +53,14 @@ class FunctionSelect(Select):
         return [scores_of(name, function(model, prompt, kv), prompt.starts[-1]) for prompt, kv in pairs]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """Return (): what the function computes is not counted. Raises BadInput for an invalid result of it."""
+        """Return (): forward passes of the function are not counted. Raises BadInput if its result is invalid."""
         if not self.reads_cache:
             self.score(prompt)
         return ()
 
 
 def selector(function: Callable[..., Any]) -> Select:
-    """Register a function as a selector, by its name, and return the selector.
+    """Register a function as a selector under its name, and return the selector.
 
     Raises BadInput for a function without a name, with other parameters, with the name of a shipped selector, or with
     the name and code of a registered function but other closure values.
@@ -69,8 +70,8 @@ def selector(function: Callable[..., Any]) -> Select:
         raise BadInput(f"select is {name or kind_of(function)}, which has no name for the results: write it with def")
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # as for some functions written in C
-        raise BadInput(f"select is {name}, whose parameters Python does not know: {NEEDED}") from None
+    except (TypeError, ValueError):  # some functions in C
+        raise BadInput(f"select is {name}, whose parameters cannot be inspected: {NEEDED}") from None
     needed = [
         each
         for each in parameters
@@ -93,13 +94,13 @@ def selector(function: Callable[..., Any]) -> Select:
 
 
 def is_function(spec: str) -> bool:
-    """Return whether a selector's spec is a function of this process, which others do not know."""
+    """Return whether a selector's spec is a function that is known to this process only."""
     found = own.known("select", registry.parse(spec)[0])
     return found is not None and issubclass(found, FunctionSelect) and not own.in_file(found)
 
 
 def scores_of(name: str, given: Any, length: int) -> Tensor:
-    """Return scores [length] from a function's result. Raises BadInput for neither scores nor token indices."""
+    """Convert a function's result to scores [length]. Raises BadInput if it is neither scores nor token indices."""
     try:
         values = torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -125,11 +126,8 @@ def scores_of(name: str, given: Any, length: int) -> Tensor:
 
 
 def _differs(known: Any, function: Any) -> bool:
-    """Return whether two functions share their code and differ in captured values, as those made in a loop do."""
+    """Return whether two functions share their code but not their captured values, like functions made in a loop."""
     if known is None or known is function or getattr(known, "__code__", known) is not getattr(function, "__code__", 0):
         return False
-    return known.__defaults__ != function.__defaults__ or _values(known) != _values(function)
-
-
-def _values(function: Any) -> list[int]:
-    return [id(cell.cell_contents) for cell in function.__closure__ or ()]
+    captured, other = ([id(cell.cell_contents) for cell in f.__closure__ or ()] for f in (known, function))
+    return bool(known.__defaults__ != function.__defaults__ or captured != other)

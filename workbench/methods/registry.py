@@ -1,4 +1,4 @@
-"""Policies by name: one frozen dataclass a file, found in the package's folders; users' own are in `own`.
+"""Registry of policies: one frozen dataclass per file in the package's folders; user policies are in `own`.
 
 The class is named after its file (`first_k.py` has `FirstK`), with a suffix if two folders have a policy of the same
 name (`OracleTiles`, `OracleTokens`). Its fields are its options:
@@ -25,32 +25,32 @@ from workbench.methods import own
 
 
 def names(package: str) -> list[str]:
-    """Return the policies of a package, from its file names (it is not imported) and the users' own."""
+    """Return the policies of a package, from its file names (without importing it), and user policies."""
     return sorted({*shipped(package), *own.names(package)})
 
 
 def shipped(package: str) -> list[str]:
-    """Return the shipped policies of a package, from its file names; it is not imported."""
+    """Return the shipped policies of a package, from its file names, without importing it."""
     spec = find_spec(package)
     folders = (spec.submodule_search_locations if spec else None) or []
     return sorted(path.stem for folder in folders for path in Path(folder).glob("[!_]*.py"))
 
 
 def made(package: str, spec: str, **given: Any) -> Any:
-    """Return the policy that `spec` describes; of the values `given`, it gets those that it has fields for.
+    """Instantiate the policy that `spec` describes, with those of the values `given` that it has fields for.
 
-    Raises BadInput for an unknown name or option, and for a value that the policy refuses.
+    Raises BadInput for an unknown name or option, and for a value that the policy rejects.
     """
     policy, options = found(package, spec, given)
-    takes = [field.name for field in fields(policy) if field.init]
-    every = options | {option: value for option, value in given.items() if option in takes}
-    if lacking := [name for name in required(policy) if name not in every]:
-        raise BadInput(f"{parse(spec)[0]} needs a {lacking[0]}, which its name cannot say: none is given here")
-    return policy(**every)
+    accepted = [field.name for field in fields(policy) if field.init]
+    values = options | {option: value for option, value in given.items() if option in accepted}
+    if lacking := [name for name in required(policy) if name not in values]:
+        raise BadInput(f"{parse(spec)[0]} needs a {lacking[0]}, which a spec cannot contain: none is given here")
+    return policy(**values)
 
 
 def check_spec(package: str, spec: str, **given: Any) -> None:
-    """Raise BadInput for a spec that cannot make a policy."""
+    """Raise BadInput for an invalid spec of a policy."""
     policy, options = found(package, spec, given)
     if not (lacking := set(required(policy)) - {*options, *given}):
         made(package, spec, **given)
@@ -71,7 +71,7 @@ def required(policy: type) -> list[str]:
 
 
 def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
-    """Return class and options of a spec. Raises BadInput for options named in `given`, which a spec must not set."""
+    """Return the class and options of a spec. Raises BadInput for options in `given`, which a spec must not set."""
     name, options = check_name(package, spec)
     policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), name)
     check_known(package, name, policy, options, given)
@@ -79,7 +79,7 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
 
 
 def check_known(package: str, name: str, policy: type, options: Collection[str], given: Collection[str] = ()) -> None:
-    """Raise BadInput for an option that a policy does not have, or that a spec must not set."""
+    """Raise BadInput for an option that a policy lacks, or that a spec must not set."""
     allowed = [field.name for field in said(policy) if field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
         kind = package.rpartition(".")[2].removesuffix("s")
@@ -88,7 +88,7 @@ def check_known(package: str, name: str, policy: type, options: Collection[str],
 
 
 def check_name(package: str, spec: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options of a spec, without importing the policy. Raises BadInput for an unknown name."""
+    """Return the name and options of a spec, without importing the policy. Raises BadInput for an unknown name."""
     name, options = parse(spec)
     if name not in (known := names(package)):
         raise not_allowed(package.rpartition(".")[2], name, known)
@@ -96,12 +96,12 @@ def check_name(package: str, spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options of a spec (`core.spec_parser`); earlier names of policies are replaced."""
+    """Parse a spec to name and options (`core.spec_parser`); old names of policies are replaced by new ones."""
     return spec_parser.parse(spec.strip())
 
 
 def spec_of(policy: Any) -> str:
-    """Return the full spec of a policy, as `with_neighbours(n=10, embedder=tfidf)`, without fields that lack a repr."""
+    """Return the full spec of a policy, as `with_neighbours(n=10, embedder=tfidf)`, without fields of repr=False."""
     name = own.name_of(policy) or type(policy).__module__.rpartition(".")[2]
     options = [f"{each.name}={_plain(getattr(policy, each.name))}" for each in said(type(policy))]
     return f"{name}({', '.join(options)})" if options else name
@@ -113,12 +113,12 @@ def option(default: Any, check: Callable[[str, Any], None]) -> Any:
 
 
 def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
-    """Declare an option that is refused as "NAME is VALUE: RULE" unless `fits(value)`."""
+    """Declare an option that is rejected with "NAME is VALUE: RULE" unless `fits(value)`."""
 
     def check(name: str, value: Any) -> None:
         try:
             allowed = fits(value)
-        except TypeError:  # a type that the rule does not apply to
+        except TypeError:  # the rule does not apply to this type
             allowed = False
         if not allowed:
             raise BadInput(f"{name} is {shown(value)}: {rule}")
@@ -132,12 +132,12 @@ def whole(default: int | None, rule: str, least: int = 0) -> Any:
 
 
 def is_number(value: Any, least: float = 0, most: float = inf) -> bool:
-    """Return whether a value is a number from `least` to `most`."""
+    """Return whether a value is a number between `least` and `most`, inclusive."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 def share(default: float) -> Any:
-    """Declare an option that is a share, from 0 to 1."""
+    """Declare an option that is a fraction, from 0 to 1."""
     return ruled(default, "it is a share, from 0 to 1", lambda value: is_number(value, most=1))
 
 
@@ -147,7 +147,7 @@ def positive(default: float) -> Any:
 
 
 def system_blocks() -> Any:
-    """Declare the option `system`: the number of leading blocks of a prompt that are not passages."""
+    """Declare the option `system`: the number of leading blocks that are not passages."""
     return whole(1, "how many blocks at the front are no passages, 0 or more")
 
 
@@ -157,7 +157,7 @@ def is_whole(value: Any, least: int = 0) -> bool:
 
 
 def check_options(policy: Any) -> None:
-    """Raise BadInput for the first option of a policy that its declaration or annotation does not allow."""
+    """Raise BadInput for the first option of a policy that violates its declaration or annotation."""
     for declared in fields(policy):
         if check := declared.metadata.get("check"):
             check(declared.name, getattr(policy, declared.name))
@@ -172,12 +172,12 @@ def check_value(policy: type, declared: Field[Any], value: Any) -> None:
 
 
 def _policy(module: ModuleType, name: str) -> type:
-    """Return the dataclass of a module that is named after its file."""
+    """Return the dataclass that is named after its module."""
     return next(x for x in vars(module).values() if carries(x, name) and x.__module__ == module.__name__)
 
 
 def carries(found: Any, name: str) -> bool:
-    """Return whether a dataclass is named after a file: `first_k` → `FirstK`, a Python keyword `none` → `None_`."""
+    """Return whether an object is the dataclass of a file: `first_k` → `FirstK`, a Python keyword `none` → `None_`."""
     camel = name.title().replace("_", "")
     begin = f"{camel}_" if iskeyword(camel) else camel
     return isinstance(found, type) and is_dataclass(found) and found.__name__.startswith(begin)

@@ -1,4 +1,4 @@
-"""Request reports (receipts): which blocks were reused, from where, which were missed and why, and stage times."""
+"""Request reports (receipts): reused blocks and their tiers, misses with reasons, and stage times."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ STAGES = ("wait", "load", "encode", "store", "place", "prefill", "decode")
 class BlockReceipt:
     """Report of one context block.
 
-    status       "reused": found in the store; "encoded": missed, encoded and stored; "computed": not looked up, its
-                 tokens were computed within the prompt
-    tier, bytes  where it was found, and how many bytes were read there
+    status       "reused": found in the store; "encoded": missed, encoded and stored; "computed": not looked up,
+                 computed within the prompt
+    tier, bytes  tier of the hit, and how many bytes were read from it
     shift        positions by which its keys were rerotated
     recomputed   number of its tokens that were recomputed over the prompt
-    reason       why it was missed
+    reason       reason of the miss
     """
 
     label: str
@@ -45,11 +45,11 @@ class Receipt:
     """Report of one request.
 
     question   number of its question tokens, which are computed
-    seconds    {stage: seconds} of its whole batch: wait (queued), load (reading blocks), encode (missed blocks), store
-               (keeping them), place (selection and assembly), prefill (to the first token), decode. On a GPU a stage
-               ends when its work has been queued
+    seconds    {stage: seconds} of its whole batch: wait (queued), load (reading blocks), encode (missing blocks), store
+               (writing them), place (selection and assembly), prefill (to the first token), decode. On a GPU a stage
+               ends when its kernels have been launched
     batch      number of requests that were computed together
-    also       number of the batch's look-ups of blocks that are not in its prompts, such as neighbours
+    also       number of look-ups of the batch for blocks that are not in its prompts, such as neighbours
     """
 
     blocks: tuple[BlockReceipt, ...]
@@ -74,7 +74,7 @@ class Receipt:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """{tier: bytes that were read}."""
+        """{tier: bytes read}."""
         read = Counter[str]()
         for block in self.blocks:
             if block.tier:
@@ -87,13 +87,13 @@ class Receipt:
         return dict(Counter(block.reason.partition(":")[0] for block in self.blocks if block.reason).most_common())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values for `from_json`; empty fields of blocks are left out."""
+        """Return plain JSON values for `from_json`; empty fields of blocks are omitted."""
         blocks = [{k: v for k, v in asdict(b).items() if v or k in ("label", "tokens", "status")} for b in self.blocks]
         return asdict(self) | {"blocks": blocks, "seconds": dict(self.seconds)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Receipt":
-        """Read what `to_json` wrote. Raises BadInput for anything else."""
+        """Parse the result of `to_json`. Raises BadInput for other values."""
         try:
             blocks = tuple(BlockReceipt(**block) for block in values["blocks"])
             return cls(**{**values, "blocks": blocks})
@@ -135,7 +135,7 @@ class Lookup:
 
 
 class WatchedStore:
-    """Passes all calls on to `store`, and records look-ups and their times.
+    """Wrapper of `store` that records look-ups and their times.
 
     `seconds` has the stages load, encode (from the last look-up to the first `put`) and store.
     """
@@ -165,11 +165,11 @@ class WatchedStore:
         return kv
 
     def resume(self) -> None:
-        """Restart the clock: the time before was not spent on blocks."""
+        """Restart the clock: exclude the time so far."""
         self._last = perf_counter()
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep a block; the time since the last look-up counts as encoding."""
+        """Store a block; the time since the last look-up counts as encoding."""
         begin = perf_counter()
         self.seconds["encode"] += begin - self._last
         self.store.put(key, kv)
@@ -177,14 +177,14 @@ class WatchedStore:
         self.seconds["store"] += self._last - begin
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing."""
+        """Return why `get(key)` misses."""
         return why(self.store, key)
 
 
 def receipts_of(
     prompts: Sequence[Prompt], ready: Sequence[ReadyRequest], lookups: Sequence[Lookup], positions: str = "re-encoded"
 ) -> list[Receipt]:
-    """Return the receipt of every request of a batch, without times, from the batch's look-ups in order."""
+    """Return the receipt of every request of a batch, without times; `lookups` are those of the batch, in order."""
     by_block: dict[str, dict[str, list[Lookup]]] = {}
     for lookup in lookups:
         if (identity := identity_of(lookup.key)) is not None:
@@ -193,7 +193,7 @@ def receipts_of(
     final = {content: _final(keys) for content, keys in by_block.items() if content in contents}
     chosen = {content: list(by_block[content][key]) for content, key in final.items()}
     also = len(lookups) - sum(map(len, chosen.values()))
-    made = []
+    receipts = []
     for prompt, request in zip(prompts, ready, strict=True):
         rows = request.request.plan.rows if len(request.request.tokens) == len(prompt) else prompt.question
         counts = prompt.block_of[rows].bincount(minlength=len(prompt.blocks)).tolist()
@@ -201,31 +201,31 @@ def receipts_of(
         for block, start, count in zip(prompt.context, prompt.starts, counts, strict=False):
             listed = chosen.get(block.content, [])
             found = (listed.pop(0) if len(listed) > 1 else listed[0]) if listed else None
-            blocks.append(_of_block(block.label, len(block), start, count, found, positions))
-        made.append(Receipt(tuple(blocks), len(prompt.question), batch=len(prompts), also=also))
-    return made
+            blocks.append(_block_receipt(block.label, len(block), start, count, found, positions))
+        receipts.append(Receipt(tuple(blocks), len(prompt.question), batch=len(prompts), also=also))
+    return receipts
 
 
 def timed(receipt: Receipt, seconds: Mapping[str, float]) -> Receipt:
-    """Return a receipt with the seconds of its stages; stages that took none are left out."""
+    """Return a receipt with the seconds of its stages; stages of zero duration are omitted."""
     return replace(receipt, seconds={stage: seconds[stage] for stage in STAGES if seconds.get(stage)})
 
 
 def _final(keys: Mapping[str, list[Lookup]]) -> str:
-    """Return the key under which prompts use a block: the one made over the most other blocks.
+    """Return the key under which prompts use a block: the one computed over the most other blocks.
 
-    A preparation over neighbours also looks up the block's cache before that preparation.
+    Preprocessing over neighbours also looks up the block's KV without them.
     """
 
-    def made_of(key: str) -> tuple[bool, int]:
+    def context_of(key: str) -> tuple[bool, int]:
         identity = identity_of(key)
         assert identity is not None
         return bool(identity.over), identity.start
 
-    return max(keys, key=made_of)
+    return max(keys, key=context_of)
 
 
-def _of_block(
+def _block_receipt(
     label: str, tokens: int, start: int, recomputed: int, lookup: Lookup | None, positions: str
 ) -> BlockReceipt:
     if lookup is None:

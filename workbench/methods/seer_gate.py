@@ -22,12 +22,12 @@ from workbench.engine.attention_backends import choice as backends
 from workbench.models.families import decoder_config, family
 from workbench.models.spec import ModelSpec, attach
 
-FILE = "seer_attention.safetensors"  # shipped gate, beside the weights of its model
+FILE = "seer_attention.safetensors"  # shipped gate, in the folder of its model
 
 
 @dataclass(frozen=True)
 class GateShape:
-    """Shape of a gate: `block` tokens become one vector of `width` channels, rotated by RoPE of base `theta`."""
+    """Shape of a gate: `block` tokens are pooled to one vector of `width` channels, rotated by RoPE of base `theta`."""
 
     model: str  #: `identity` of the model that it was distilled from
     block: int
@@ -40,10 +40,10 @@ class GateShape:
 
 
 class Gate(torch.nn.Module):
-    """Per layer and head, a linear map of pooled queries and one of pooled keys, both from before RoPE.
+    """Per layer and head, one linear map of pooled queries and one of pooled keys, both before RoPE.
 
-    Queries are averaged over a block; maximum, minimum and mean of its keys are concatenated. RoPE rotates both to the
-    first position of their block (of a query block: that of its first row).
+    Queries of a block are averaged; maximum, minimum and mean of its keys are concatenated. RoPE rotates both to the
+    first position of their block (for a query block, that of its first row).
     """
 
     table: Tensor
@@ -53,14 +53,14 @@ class Gate(torch.nn.Module):
         self.shape = shape
         for layer, table in enumerate(spec.inv_freq):
             self.register_buffer(f"inv_freq_{layer}", table.detach().clone(), persistent=False)
-        theirs = shape.theta ** -(torch.arange(0, shape.width, 2, device="cpu") / shape.width)
-        self.register_buffer("table", theirs, persistent=False)
+        table = shape.theta ** -(torch.arange(0, shape.width, 2, device="cpu") / shape.width)
+        self.register_buffer("table", table, persistent=False)
         sizes = [((heads, d, shape.width), (h, 3 * d, shape.width)) for h, d in spec.shapes]
         self.query = torch.nn.ParameterList([_drawn(*q) for q, _ in sizes])
         self.key = torch.nn.ParameterList([_drawn(*k) for _, k in sizes])
 
     def forward(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site | None = None) -> Tensor:
-        """Return logits [Hq, I, J] (fp32) from rotated queries [Hq, R, D] and keys [H, T, D]; -inf ahead of the rows.
+        """Return logits [Hq, I, J] (fp32) from rotated queries [Hq, R, D] and keys [H, T, D]; -inf for later blocks.
 
         With `site.derived`, pooled keys of earlier chunks are reused.
         """
@@ -70,14 +70,14 @@ class Gate(torch.nn.Module):
     def kept(
         self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site, threshold: float, tail: int
     ) -> Tensor | None:
-        """Return the kept blocks [Hq, I, J] (bool), by kernels; None where these do not support it.
+        """Return the kept blocks [Hq, I, J] (bool), computed by kernels; None if these do not support the input.
 
-        Kept are blocks of at least `threshold`, a row's own, and all blocks of the last `tail` query blocks.
+        Blocks of at least `threshold`, each query's own block, and all blocks of the last `tail` query blocks are kept.
         """
         if not self._by_kernels(keys, self._angles(layer), grid.shape[1]):
             return None
-        whole, block = grid.length if site.length is None else site.length, self.shape.block
-        end = (-(-whole // block) - tail) * block if tail else whole
+        length, block = grid.length if site.length is None else site.length, self.shape.block
+        end = (-(-length // block) - tail) * block if tail else length
         logits = self._products(layer, queries, keys, grid, site)
         found: Tensor = backends.kernel("_select.gate").kept(
             logits, grid.rows, block, self.shape.width**-0.5, threshold, end
@@ -98,7 +98,7 @@ class Gate(torch.nn.Module):
         return on_gpu(x) and not weights and bool(backends.kernel("_select.gate").takes(x.shape[-1], freq, blocks))
 
     def _of_keys(self, layer: int, keys: Tensor, grid: Grid, site: Site) -> Tensor:
-        """Return gate vectors [H, J, width] of keys [H, T, D]; those of earlier chunks are kept beside the keys."""
+        """Return gate vectors [H, J, width] of keys [H, T, D]; those of earlier chunks are cached with the keys."""
         block, length, derived = self.shape.block, keys.shape[1], site.derived
         if derived is None:
             return self._projected(layer, keys, torch.arange(length, device=keys.device), most=True)
@@ -108,8 +108,8 @@ class Gate(torch.nn.Module):
             return keys.new_zeros(len(keys), places, self.shape.width, dtype=torch.float32)
 
         if site.replayed:  # the rows are whole blocks
-            kept: Tensor = derived.room((self, layer), room)
-            return self._projected(layer, keys, grid.rows, most=True, indexed=True, out=kept)
+            vectors: Tensor = derived.room((self, layer), room)
+            return self._projected(layer, keys, grid.rows, most=True, indexed=True, out=vectors)
 
         def complete(known: Tensor | None, first: int) -> Tensor:
             if known is None:
@@ -122,8 +122,8 @@ class Gate(torch.nn.Module):
                 self._projected(layer, keys[:, begin:], at, most=True, out=known)
             return known
 
-        whole: Tensor = derived.completed((self, layer), length, complete)
-        return whole[:, : -(-length // block)]
+        completed: Tensor = derived.completed((self, layer), length, complete)
+        return completed[:, : -(-length // block)]
 
     def _projected(
         self,
@@ -134,11 +134,11 @@ class Gate(torch.nn.Module):
         indexed: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Pool tokens x [H, T, D] at positions `at` [T], from the start of a block on, and project them: [H, J, width].
+        """Pool and project tokens x [H, T, D] at positions `at` [T], which start at a block boundary: [H, J, width].
 
         most     pool by maximum, minimum and mean (keys), not by mean only (queries)
-        indexed  `x` holds tokens of all positions, not only of `at`
-        out      [H, P, width] of all blocks, into which those of `at` are written
+        indexed  `x` contains tokens of all positions, not only of `at`
+        out      [H, P, width] of all blocks, into which the blocks of `at` are written
         """
         block, freq, weight = self.shape.block, self._angles(layer), (self.key if most else self.query)[layer]
         if self._by_kernels(x, freq):
@@ -147,12 +147,12 @@ class Gate(torch.nn.Module):
             found: Tensor = kernel.projected(vectors, weight, at, self.table, block, out)
             return found
         x = rotate((x[:, at] if indexed else x).float(), -at, freq, self.shape.pairing)
-        made = (pooled if most else means)(x, block) @ weight
-        made = rotated(made, *cos_sin(at[::block], self.table, x.device))
-        return made if out is None else out.index_copy_(1, at[::block] // block, made)
+        projected = (pooled if most else means)(x, block) @ weight
+        projected = rotated(projected, *cos_sin(at[::block], self.table, x.device))
+        return projected if out is None else out.index_copy_(1, at[::block] // block, projected)
 
     def save(self, path: Path, training: dict[str, Any] | None = None, half: bool = False) -> None:
-        """Write weights, shape and the record of the `training` (JSON values) to one file, atomically.
+        """Write weights, shape and the `training` record (JSON values) to one file, atomically.
 
         half   store weights in fp16; `load` returns fp32
         """
@@ -164,7 +164,7 @@ class Gate(torch.nn.Module):
 
 
 def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
-    """Make an untrained gate for `model`."""
+    """Return an untrained gate for `model`."""
     config = decoder_config(model.config)
     tables = [x for x in config.rope_parameters.values() if isinstance(x, dict)] or [config.rope_parameters]
     theta = float(tables[0].get("rope_theta", 10_000.0))
@@ -174,7 +174,7 @@ def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
 
 
 def load(path: Path, model: PreTrainedModel) -> Gate:
-    """Load a gate to the model's device. Raises BadInput for a damaged file or a gate of another model."""
+    """Load a gate to the model's device. Raises BadInput for a missing or damaged file, or a gate of another model."""
     try:
         with safe_open(path, framework="pt") as file:
             shape = GateShape(**json.loads((file.metadata() or {})["gate"]))
@@ -192,7 +192,7 @@ def load(path: Path, model: PreTrainedModel) -> Gate:
 
 
 def digest(tokens: Tensor | Sequence[int]) -> str:
-    """Return the hash of a prompt's token ids [T], by which a gate records the prompts it was distilled on."""
+    """Return the hash of a prompt's token ids [T]; a gate's training record lists its prompts by these."""
     return sha256(" ".join(map(str, torch.as_tensor(tokens).tolist())).encode()).hexdigest()[:16]
 
 
@@ -213,22 +213,22 @@ def _untrained(shape: GateShape, model: PreTrainedModel) -> Gate:
 
 
 def identity(model: PreTrainedModel) -> str:
-    """Return a hash of a model's weights, the same in every dtype: of up to 4,096 values of each tensor, in bf16."""
-    whole = sha256()
+    """Return a hash of a model's weights, independent of the dtype: of up to 4,096 values per tensor, in bf16."""
+    hashed = sha256()
     for name, x in sorted(model.state_dict().items()):
         flat = x.detach().reshape(-1)
-        some = flat[:: max(1, len(flat) // 4096)][:4096].to(torch.bfloat16).view(torch.int16).cpu()
-        whole.update(f"{name} {tuple(x.shape)}".encode() + some.numpy().tobytes())
-    return whole.hexdigest()[:32]
+        sample = flat[:: max(1, len(flat) // 4096)][:4096].to(torch.bfloat16).view(torch.int16).cpu()
+        hashed.update(f"{name} {tuple(x.shape)}".encode() + sample.numpy().tobytes())
+    return hashed.hexdigest()[:32]
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Return whether kernels are used for tensors on this device."""
+    """Return whether kernels process tensors on this device."""
     return backends.on_gpu(x.device)
 
 
 def pooled(keys: Tensor, size: int) -> Tensor:
-    """Return [H, J, 3 D]: maximum, minimum and mean of every block of keys [H, T, D]."""
+    """Return maximum, minimum and mean of every block of keys [H, T, D], as [H, J, 3 D]."""
     blocks = folded(keys, size)
     beyond = torch.arange(blocks.shape[1] * size, device=keys.device).view(-1, size, 1) >= keys.shape[1]
     high, low = (blocks.masked_fill(beyond, fill) for fill in (-torch.inf, torch.inf))
@@ -236,7 +236,7 @@ def pooled(keys: Tensor, size: int) -> Tensor:
 
 
 def _drawn(*shape: int) -> torch.nn.Parameter:
-    """Return weights drawn Xavier-uniform for each head, as in the released code."""
+    """Return Xavier-uniform weights, initialized per head as in the released code."""
     weight = torch.empty(shape)
     for head in weight:
         torch.nn.init.xavier_uniform_(head)

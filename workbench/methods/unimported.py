@@ -1,7 +1,7 @@
-"""Options of policies that are not imported: their files are read, so that faults are told without waiting for torch.
+"""Check the options of policies without importing them: their files are parsed, so errors do not wait for torch.
 
-Fields are declared as they are written there and in the folder's `__init__`, with the functions and constants beside
-them. A check that needs what only an import brings is left to the policy itself.
+Field declarations are evaluated with the functions and constants of the policy's file and of the folder's `__init__`.
+A check that needs a heavy import is left to the policy itself.
 """
 
 import __future__
@@ -24,30 +24,30 @@ FLAGS = __future__.annotations.compiler_flag  # do not evaluate annotations of f
 
 
 def check(package: str, spec: str) -> None:
-    """Raise BadInput for a spec of an unknown policy, an option that it lacks, or a value that the option refuses."""
+    """Raise BadInput for a spec with an unknown policy, an unknown option, or an invalid value."""
     name, options = registry.check_name(package, spec)
     if name not in registry.shipped(package):
-        return  # a user's own policy, which is imported
+        return  # a user policy, which is imported
     policy = declared(package, name)
     registry.check_known(package, name, policy, options)
     for field in fields(policy):
         if field.name in options:
             with suppress(NameError):
                 registry.check_value(policy, field, options[field.name])
-    made = SimpleNamespace(**{field.name: field.default for field in fields(policy)} | options)
+    values = SimpleNamespace(**{field.name: field.default for field in fields(policy)} | options)
     for rule in _rules(package, name, policy.__name__):
         with suppress(NameError, AttributeError):
-            exec(rule, _known(package, name) | {"self": made})
+            exec(rule, _known(package, name) | {"self": values})
 
 
 def declared(package: str, name: str) -> type:
-    """Return a dataclass that has the fields of a policy, and nothing else of it."""
+    """Return a dataclass with the fields of a policy, and nothing else of it."""
     return next(made for made in reversed(_known(package, name).values()) if registry.carries(made, name))
 
 
 @cache
 def _known(package: str, name: str) -> dict[str, Any]:
-    """Return what a policy's folder and file define without heavy imports: functions, constants and dataclasses."""
+    """Return the functions, constants and dataclasses that a policy's folder and file define without heavy imports."""
     known: dict[str, Any] = {}
     for node in sorted(_statements(package, name), key=lambda node: isinstance(node, ast.ClassDef)):
         if isinstance(node, ast.ClassDef):
@@ -60,12 +60,12 @@ def _known(package: str, name: str) -> dict[str, Any]:
 
 @cache
 def _rules(package: str, name: str, policy: str) -> list[CodeType]:
-    """Compile a policy's checks of several options at once: the unconditional `check_…` lines of `__post_init__`."""
+    """Compile a policy's checks across options: the unconditional `check_…` lines of `__post_init__`."""
     classes = [node for node in _statements(package, name) if isinstance(node, ast.ClassDef) and node.name == policy]
     begins = [part for node in classes for part in node.body if getattr(part, "name", "") == "__post_init__"]
     lines = [line for part in begins if isinstance(part, ast.FunctionDef) for line in part.body]
-    said = [line for line in lines if isinstance(line, ast.Expr) and ast.unparse(line).startswith("check_")]
-    return [compile(ast.Module([line], []), name, "exec") for line in said if "(self)" not in ast.unparse(line)]
+    checks = [line for line in lines if isinstance(line, ast.Expr) and ast.unparse(line).startswith("check_")]
+    return [compile(ast.Module([line], []), name, "exec") for line in checks if "(self)" not in ast.unparse(line)]
 
 
 def _statements(package: str, name: str) -> Iterator[ast.stmt]:
@@ -87,19 +87,19 @@ def _is_light(module: str, name: str) -> bool:
 
 
 def _fields(node: ast.ClassDef, known: dict[str, Any]) -> type:
-    """Return a dataclass with the fields that a class declares, and those of its bases."""
-    made: list[tuple[str, Any, Any]] = []
+    """Return a dataclass with the fields of a class and its bases."""
+    declarations: list[tuple[str, Any, Any]] = []
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             kind, default = _value(each.annotation, known, Any), _value(each.value, known, None)
-            made.append((each.target.id, kind, default))
+            declarations.append((each.target.id, kind, default))
     named = (known.get(base.id) for base in node.bases if isinstance(base, ast.Name))
     bases = tuple(base for base in named if isinstance(base, type) and is_dataclass(base))
-    return make_dataclass(node.name, made, bases=bases, kw_only=True)
+    return make_dataclass(node.name, declarations, bases=bases, kw_only=True)
 
 
 def _value(node: ast.expr | None, known: dict[str, Any], otherwise: Any) -> Any:
-    """Evaluate an expression; return `otherwise` if it needs a name that is not imported."""
+    """Evaluate an expression; return `otherwise` if it uses a name that is not imported."""
     try:
         return eval(compile(ast.Expression(node), "declared", "eval"), known) if node else otherwise
     except NameError:

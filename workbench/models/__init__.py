@@ -1,6 +1,6 @@
-"""Checkpoints and model families; public functions are importable from here: `models.load("lab-full")`.
+"""Checkpoints and model families; public functions can be imported from here: `models.load("lab-full")`.
 
-They are imported on first use, so that modules without a model (`models.pretrained`) do not wait for torch.
+They are imported on first use: `models.pretrained` and other modules without a model must not import torch.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""Checks of a checkpoint before its weights are loaded: its configuration and the headers of its files.
+"""Check a checkpoint before its weights are loaded: its configuration and the headers of its files.
 
-No code and no pickle of a checkpoint is run: remote code is switched off, weights are safetensors.
+No code and no pickle of a checkpoint is run: remote code is disabled, weights are safetensors.
 """
 
 import math
@@ -19,17 +19,17 @@ from workbench.core.utils import annotations
 
 SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
 SIZES += ["vocab_size", "intermediate_size", "max_position_embeddings"]
-FORMATS = ("F64", "F32", "F16", "BF16")  # formats of weights, by their names in safetensors
-OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")  # ignored
+FORMATS = ("F64", "F32", "F16", "BF16")  # supported dtypes of weights, by their names in safetensors
+OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")  # accepted, not used
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return the configuration of a checkpoint folder, whose config.json holds `declared`.
+    """Return the configuration of a checkpoint folder; `declared` is the content of its config.json.
 
     Raises BadInput for a field of a wrong type, a size under 1, rotary parameters that are empty or not numbers, a
-    quantisation or attention implementation that transformers does not know, and a type that needs remote code.
+    quantisation or attention implementation unknown to transformers, and a type that needs remote code.
     """
     file = path / "config.json"
     _words(file, declared)
@@ -51,20 +51,20 @@ def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) -> None:
-    """Raise BadInput where the headers of the weight files do not fit the configuration.
+    """Raise BadInput if the headers of the weight files do not fit the configuration.
 
-    That is: another number of layers, a weight in two files, weights that are integers or in a scaled format that
-    transformers would not scale back, and a declared scaled format that the files do not have.
+    Checked are the number of layers, weights in two files, weights that are integers or in a scaled format that
+    transformers would not dequantise, and a declared scaled format that the files do not have.
     """
     decoder = config.get_text_config(decoder=True)
     numbers, layers = set[int](), getattr(decoder, "num_hidden_layers", None)
-    ignored, forms, held_by = _ignored(config), set[str](), dict[str, Path]()
+    ignored, forms, file_of = _ignored(config), set[str](), dict[str, Path]()
     for shard in shards:
-        with safe_open(shard, framework="pt") as held:
-            for key in sorted(held.keys()):
-                form = held.get_slice(key).get_dtype()
+        with safe_open(shard, framework="pt") as file:
+            for key in sorted(file.keys()):
+                form = file.get_slice(key).get_dtype()
                 forms.add(form)
-                if (other := held_by.setdefault(key, shard)) != shard:
+                if (other := file_of.setdefault(key, shard)) != shard:
                     raise BadInput(f"{path}: {brief(key)} stands in two files, {other.name} and {shard.name}")
                 if key.endswith(".weight") and form not in FORMATS and not hasattr(config, "quantization_config"):
                     raise BadInput(f"{shard} holds {brief(key)} as {form}: allowed are {', '.join(FORMATS)}")
@@ -81,7 +81,7 @@ def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) 
 
 
 def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
-    """Raise BadInput for missing, unused or non-finite weights; return a warning of harmless unused ones, or ""."""
+    """Raise BadInput for missing, unused or non-finite weights; return a warning about harmless unused ones, or ""."""
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise BadInput(
@@ -105,7 +105,7 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
 
 
 def is_blank(model: Any) -> bool:
-    """Return whether the first and the last row of every matrix are zeros, as in a weight file that was not filled."""
+    """Return whether the first and last row of every matrix are zeros, as in an unfilled weight file."""
     matrices = [weight for weight in model.parameters() if weight.ndim > 1 and weight.numel()]
     return bool(matrices) and not any(bool(weight[0].any() or weight[-1].any()) for weight in matrices)
 
@@ -116,7 +116,7 @@ def reason(problem: BaseException) -> str:
 
 
 def _words(file: Path, declared: Mapping[str, Any]) -> None:
-    """Refuse an unknown attention implementation, and an unsupported dtype."""
+    """Raise BadInput for an unknown attention implementation or an unsupported dtype."""
     named = dict.fromkeys(("attn_implementation", "_attn_implementation"), OWN_ATTENTION)
     for name, allowed in (named | dict.fromkeys(("dtype", "torch_dtype"), DTYPES)).items():
         value = declared.get(name)
@@ -134,7 +134,7 @@ def _quantisation(file: Path, declared: Mapping[str, Any]) -> None:
 
 
 def _method(settings: Any) -> Any:
-    """Return the name of a quantisation from its settings, as a dictionary or a transformers object."""
+    """Return the name of a quantisation from its settings, a dictionary or a transformers object."""
     if isinstance(settings, dict):
         return settings.get("quant_method")
     method = getattr(settings, "quant_method", settings)

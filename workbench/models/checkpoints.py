@@ -1,4 +1,4 @@
-"""Folders of models, and whether they hold complete checkpoints; of weight files only the headers are read."""
+"""Model folders, and checks that they are complete; only the headers of weight files are read."""
 
 import json
 import re
@@ -20,14 +20,14 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "t
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMPACT = "weights.int8.safetensors"  # written and read by `models.weights.compact`
 DIFFERENCE = "difference.safetensors"  # written and read by `models.weights.delta_weights`
-BASE = "base"  # key in the metadata of a difference: the base model
-SCALE = ".scale"  # suffix of the names of scales in compact files, [rows, 1] fp32
+BASE = "base"  # metadata key of a difference: name of the base model
+SCALE = ".scale"  # name suffix of scales in compact files, [rows, 1] fp32
 
 
 def named(model: str) -> Path:
     """Return the folder of a model by name or path.
 
-    Raises BadInput where it has no config.json and no adapter, and for an adapter whose base model is missing.
+    Raises BadInput if it has neither config.json nor an adapter, and for an adapter whose base model is missing.
     """
     path = folder(model)
     if adapters.is_adapter(path):
@@ -38,9 +38,9 @@ def named(model: str) -> Path:
 
 
 def check(path: Path) -> None:
-    """Raise BadInput, naming the file, unless `path` holds a complete checkpoint: config, tokenizer and all weights.
+    """Raise BadInput, naming the file, unless `path` contains a complete checkpoint: config, tokenizer and all weights.
 
-    Weights are safetensors, in one file or in shards; each header is compared with the file's length. Of an adapter,
+    Weights are safetensors, in one file or in shards; each header is compared with the file's length. For an adapter,
     the base model is checked too, and that the adapter was trained on it.
     """
     if adapters.is_adapter(path):
@@ -64,7 +64,7 @@ def check(path: Path) -> None:
 def base_folder(path: Path) -> Path:
     """Return the folder with config, tokenizer and weights: `path` itself, or that of an adapter's base model.
 
-    Raises BadInput, naming the command that fetches it, for a base model that is missing.
+    Raises BadInput for a missing base model, with the command to fetch it.
     """
     return base_folder(below(path)) if adapters.is_adapter(path) else path
 
@@ -72,7 +72,7 @@ def base_folder(path: Path) -> Path:
 def below(path: Path) -> Path:
     """Return the folder that an adapter applies to: a model or, for soft tokens without LoRA, a LoRA adapter.
 
-    Raises BadInput where it is missing, and for LoRA over an adapter.
+    Raises BadInput if it is missing, and for LoRA over an adapter.
     """
     adapter = adapter_of(path)
     name = adapter.base
@@ -89,23 +89,23 @@ def below(path: Path) -> Path:
 
 
 def chain(path: Path) -> list[Path]:
-    """Return the folders of a model's adapters in the order in which they are applied; [] for a model without."""
+    """Return the folders of a model's adapters in the order of their application; [] if it has none."""
     return [*chain(below(path)), path] if adapters.is_adapter(path) else []
 
 
 def base_name(model: str) -> str:
-    """Return the name of a shipped adapter's base model, or the name itself of any other model."""
+    """Return the name of a shipped adapter's base model; for other models, the name itself."""
     path = assets.model_path(model) if model in assets.models() else None
     return base_name(adapter_of(path).base) if path is not None and adapters.is_adapter(path) else model
 
 
 def weights_of(path: Path) -> list[Path]:
-    """Return the safetensors files of a model; those of an adapter follow those of its base model."""
+    """Return the safetensors files of a model; for an adapter, those of its base model first."""
     return [*weights_of(below(path)), *adapters.files_of(path)] if adapters.is_adapter(path) else shards(path)
 
 
 def adapter_of(path: Path) -> Adapter:
-    """Read the declarations of an adapter folder. Raises BadInput where they are not JSON objects."""
+    """Read the declarations of an adapter folder. Raises BadInput if they are not JSON objects."""
     declared = path / "workbench.json"
     about = read_json(declared).get("adapter", {}) if declared.is_file() else {}
     if not isinstance(about, dict):
@@ -115,10 +115,10 @@ def adapter_of(path: Path) -> Adapter:
 
 
 def shards(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder. Raises BadInput where there are none, or for an invalid index."""
-    for whole in (WEIGHTS, COMPACT, DIFFERENCE):
-        if (path / whole).is_file():
-            return [path / whole]
+    """Return the safetensors files of a folder. Raises BadInput if there are none, or for an invalid index."""
+    for single in (WEIGHTS, COMPACT, DIFFERENCE):
+        if (path / single).is_file():
+            return [path / single]
     if not (path / INDEX).is_file():
         raise BadInput(f"{path} has no weights: {WEIGHTS} or {INDEX} with its shards is needed")
     index = read_json(path / INDEX).get("weight_map")
@@ -144,5 +144,5 @@ def check_weights(shard: Path) -> None:
 
 
 def read_json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:
-    """Return the object in a JSON file. Raises BadInput that names the file."""
+    """Return the object in a JSON file. Raises BadInput, naming the file."""
     return dict(json_text.read(path, hint=hint))

@@ -1,10 +1,10 @@
-"""Matrix products in float8: an option of loading a model, off by default.
+"""Float8 matrix products: an option for loading a model, off by default.
 
     models.load(name, device="cuda", dtype="float8-products")
 
 Weights, cached blocks, attention and products of few rows stay in bfloat16. Products of many rows with a layer's
-weights are computed in float8 (`engine.layers.float8_products`), which changes the results. Cached blocks of such a
-model therefore have store keys of their own (`store.keys`).
+weights are computed in float8 (`engine.layers.float8_products`). This changes the results, so cached blocks of such a
+model have separate store keys (`store.keys`).
 """
 
 from collections.abc import Iterator
@@ -28,15 +28,15 @@ def check(device: torch.device) -> None:
 
 
 def ask(model: Module) -> None:
-    """Multiply many rows by this model's weights in float8 from now on. Raises BadInput unless it is bfloat16."""
+    """Enable float8 products for a model object. Raises BadInput unless the model is bfloat16."""
     if (dtype := next(model.parameters()).dtype) != torch.bfloat16:
-        raise BadInput(f"products in float8 are those of a bfloat16 model, this one is {dtype}")
+        raise BadInput(f"the model is {dtype}: float8 products need a bfloat16 model")
     _ASKED.add(model)
 
 
 @contextmanager
 def within(model: Module) -> Iterator[None]:
-    """Do what `ask` does, for the length of the `with` block."""
+    """Enable float8 products within the `with` block."""
     ask(model)
     try:
         yield
@@ -45,10 +45,10 @@ def within(model: Module) -> Iterator[None]:
 
 
 def asked(model: Module) -> bool:
-    """Return whether `ask` was called for this model object; copies do not count."""
+    """Return whether float8 products are enabled for this model object; copies do not inherit it."""
     return model in _ASKED
 
 
 def dtype_name(model: Module) -> str:
-    """Return the name of a model's dtype, as `--dtype` takes it."""
+    """Return the name of a model's dtype, as `--dtype` accepts it."""
     return NAME if asked(model) else str(next(model.parameters()).dtype).removeprefix("torch.")

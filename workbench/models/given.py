@@ -1,4 +1,4 @@
-"""Convert a model and a prompt, given in any form, for explorers and measurements."""
+"""Normalize a model and a prompt given in any supported form, for explorers and measurements."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +27,8 @@ Given = Annotated[str | Sequence[str] | Prompt | Sample | Reading, PROMPT]
 def loaded_of(model: Model) -> Loaded:
     """Return a model with tokenizer and layout.
 
-    `model` is a name, a folder, what `models.load` returns, (model, tokenizer) with or without a layout, or a
-    transformers model that knows the folder it came from. Raises BadInput for anything else.
+    `model` is a name, a folder, the result of `models.load`, (model, tokenizer) with or without a layout, or a
+    transformers model with the path of its folder. Raises BadInput for other values.
     """
     match model:
         case Loaded():
@@ -49,8 +49,9 @@ def loaded_of(model: Model) -> Loaded:
 def reading_of(loaded: Loaded, prompt: Given, question: str = "") -> Reading:
     """Return a prompt with the text of its tokens.
 
-    `prompt` is a text (passages between blank lines; its last paragraph is the question unless `question` is given), a
-    list of texts of blocks (the last one is the question), a `Prompt`, a `Sample` or a `Reading`. Raises BadInput.
+    `prompt` is a text (passages separated by blank lines; its last paragraph is the question unless `question` is
+    given), a list of block texts (the last one is the question), a `Prompt`, a `Sample` or a `Reading`. Raises BadInput
+    for other values.
     """
     _, tokenizer, layout = loaded
     match prompt:

@@ -1,9 +1,8 @@
-"""A model with its tokenizer and its prompt layout, checked before anything is loaded.
+"""Load a model with its tokenizer and prompt layout; the checkpoint is checked first.
 
-Memory that the C library keeps instead of giving it back to the system.
-
-A request over cached blocks fills as much memory as its keys and values take and frees it with its answer. By default
-glibc returns that memory, and the next request pays for every page again. Torch keeps freed memory on a GPU anyway.
+Loading to a CPU also makes glibc keep freed memory (`keep_freed`). A request over cached blocks allocates memory for
+its KV and frees it after the answer. By default glibc returns that memory to the system, and the next request pays the
+page faults again. On a GPU, torch caches freed memory anyway.
 """
 
 import ctypes
@@ -38,7 +37,7 @@ DTYPES = {name: getattr(torch, name, torch.bfloat16) for name in model_names.DTY
 
 
 class Loaded(NamedTuple):
-    """A model with its tokenizer and its prompt layout: `model, tokenizer, layout = models.load(name)`."""
+    """A model with tokenizer and prompt layout: `model, tokenizer, layout = models.load(name)`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -49,14 +48,12 @@ class Loaded(NamedTuple):
 
     @property
     def spec(self) -> ModelSpec:
-        """The model's `ModelSpec` (layers, shapes, context, sliding windows); attaches the model (`spec.attach`)."""
+        """`ModelSpec` of the model (layers, shapes, context, sliding windows); attaches it (`spec.attach`)."""
         return attach(self.model)
 
     def with_layout(self, layout: "str | Layout | None") -> "Loaded":
-        """Return the same model with another layout, by name or file; with its own for None."""
-        if layout is None:
-            return self
-        return self._replace(layout=_chosen(layout, self.tokenizer))
+        """Return the same model with another layout, by name or file; None: its own."""
+        return self if layout is None else self._replace(layout=_layout(layout, self.tokenizer))
 
 
 @torch.inference_mode(False)
@@ -72,9 +69,9 @@ def load(
             of many rows in float8 (`models.float8`), on a Hopper GPU
     layout  None: the model's own (`model_card.layout_of`); else a `Layout`, "lab", "released", "chat" or a JSON file
 
-    Nothing is downloaded. On the CPU, freed memory stays with the process from then on (`keep_freed`), and weights are
-    laid out for the fastest products (`models.weights.compact`). Raises BadInput, before weights are read, for an
-    unknown name, device, dtype or layout, and for an incomplete checkpoint.
+    Nothing is downloaded. On the CPU, the process keeps freed memory from then on (`keep_freed`), and weights get the
+    memory layout with the fastest products (`models.weights.compact`). Raises BadInput for an unknown name, device,
+    dtype or layout, and for an incomplete checkpoint, before weights are read.
     """
     with watched("model"):
         return _load(name_or_path, device, dtype, layout)
@@ -96,7 +93,7 @@ def _load(
     elif not (base / COMPACT).is_file():
         check_headers(config, base, shards(base))
     tokenizer = tokenizer_of(base)
-    layout = layout_of(path, tokenizer) if layout is None else _chosen(layout, tokenizer)
+    layout = layout_of(path, tokenizer) if layout is None else _layout(layout, tokenizer)
     if number is None:
         number = torch.float32 if place.type == "cpu" else "auto"
     try:
@@ -107,7 +104,7 @@ def _load(
     if left_out := check_loaded(path, model, report):
         warnings.warn(left_out, stacklevel=3)
     if is_blank(model):
-        warnings.warn(f"{path}: its weights are zero, so its answers say nothing", stacklevel=3)
+        warnings.warn(f"{path}: its weights are zero, so its answers are meaningless", stacklevel=3)
     for each in chain(path):
         adapter_of(each).merge(model)
         soft_tokens.load(model, each)
@@ -130,9 +127,9 @@ def tokenizer_for(model: PreTrainedModel) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def _no_bar() -> Iterator[None]:
-    """Hide the progress bar of loaded weights if a command shows its own progress, or without a terminal.
+    """Hide transformers' progress bar for weights if a command shows its own progress, or without a terminal.
 
-    In a notebook the bar would stay, in red.
+    In a notebook, the bar would stay visible, in red.
     """
     hidden = logging.is_progress_bar_enabled() and (stages.are_heard() or not sys.stderr.isatty())
     if hidden:
@@ -145,14 +142,14 @@ def _no_bar() -> Iterator[None]:
 
 
 def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
-    """Return the model with its weights, and the names of missing, unexpected or mismatched ones."""
+    """Return the model with its weights, and a report of missing, unexpected or mismatched weights."""
     if (base / COMPACT).is_file():
         return compact.load(base, dtype)
     if (base / DIFFERENCE).is_file():
         return compact.filled(base, delta_weights.restore(base), dtype)
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     options |= {"trust_remote_code": False, "use_safetensors": True, "config": config, "ignore_mismatched_sizes": True}
-    config._attn_implementation = None  # the workbench brings its own
+    config._attn_implementation = None  # replaced by the workbench's
     return AutoModelForCausalLM.from_pretrained(base, **options)
 
 
@@ -163,16 +160,16 @@ def _dtype(dtype: str | torch.dtype | None) -> Any:
     return DTYPES[dtype]
 
 
-def _chosen(layout: str | Layout, tokenizer: PreTrainedTokenizerBase) -> Layout:
+def _layout(layout: str | Layout, tokenizer: PreTrainedTokenizerBase) -> Layout:
     return layout if isinstance(layout, Layout) else chat_template.layout_named(layout, tokenizer)
 
 
-KEPT = 1 << 30  # maximum number of freed bytes that stay with the process
+KEPT = 1 << 30  # maximum freed bytes that the process keeps
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt (malloc.h)
 
 
 def keep_freed() -> bool:
-    """Let this process keep up to `KEPT` (1 GiB) freed bytes for later allocations; return False without glibc."""
+    """Make glibc keep up to `KEPT` (1 GiB) freed bytes for later allocations; return False without glibc."""
     if sys.platform != "linux":
         return False
     try:

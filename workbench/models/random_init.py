@@ -1,4 +1,4 @@
-"""A tiny model with random weights, to try all commands on your own data without a real model."""
+"""Create a tiny model with random weights, to try every command on your own data without a real model."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from workbench.data import assets
 from workbench.data.layouts import LAB
 
 NOTE = "Its weights are random: scores, answers and selections mean nothing. Times and sizes are those of a tiny model."
-TOKENIZER = "lab-full"  # its tokenizer falls back to bytes, so it encodes any text
+TOKENIZER = "lab-full"  # its tokenizer has byte fallback, so it encodes any text
 CONTEXT = 32768
 
 

@@ -1,8 +1,8 @@
-"""What the engine needs to know about a model, and whether its cached blocks can be moved to other positions.
+"""Model properties that the engine needs, and a check that cached blocks can be moved to other positions.
 
-Configurations that are known not to work are refused (`families.check`). The rest is measured: in one forward pass of
-six rows, three tokens are computed alone at two positions each. With rotary positions, hidden states and values are the
-same at both, and one rotation moves the keys of every layer.
+Configurations that are known not to work are rejected (`families.check`). The rest is measured: one forward pass of six
+rows computes three tokens, without context, at two positions each. With rotary positions, values are equal at both, and
+one rotation moves the keys of every layer.
 """
 
 from collections.abc import Iterable
@@ -31,18 +31,18 @@ from workbench.models.transformers_attention import NAME, LayerInput
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the engine needs to know about a model; lists have one entry a layer. `attach` returns it."""
+    """Model properties that the engine needs, from `attach`; lists have one entry per layer."""
 
     name: str
     dtype: torch.dtype
     device: torch.device
     shapes: list[tuple[int, int]]  #: (KV heads, head width)
     inv_freq: list[Tensor]  #: [R/2] rotary frequencies
-    pairing: Pairing  #: pairs of rotary channels, "neox" or "interleaved"
+    pairing: Pairing  #: pairing of rotary channels, "neox" or "interleaved"
     windows: list[int | None]  #: sliding window in tokens; None: full attention
-    context: int | None  #: maximum number of tokens of a prompt with its answer; None: unlimited
+    context: int | None  #: maximum number of tokens of prompt and answer; None: unlimited
     vocabulary: int  #: number of logits, V
-    ids: int  #: number of token ids with an embedding, soft tokens included
+    ids: int  #: number of token ids with an embedding, including soft tokens
 
     def __repr__(self) -> str:
         heads, width = self.shapes[0]
@@ -52,16 +52,16 @@ class ModelSpec:
 
     @property
     def layers(self) -> int:
-        """How many layers the model has."""
+        """Number of layers."""
         return len(self.shapes)
 
     @property
     def window(self) -> int | None:
-        """The narrowest sliding window of the model, in tokens; None without sliding windows."""
+        """Narrowest sliding window of the model in tokens; None if there is none."""
         return min((w for w in self.windows if w), default=None)
 
     def empty(self, length: int, reserve: int = 0) -> KV:
-        """Return unwritten KV for `length` tokens, with capacity for `reserve` more."""
+        """Allocate KV for `length` tokens, with capacity for `reserve` more."""
         return KV.zeros(self.shapes, length, reserve, dtype=self.dtype, device=self.device)
 
     def check_tokens(self, tokens: Tensor) -> None:
@@ -89,7 +89,7 @@ class ModelSpec:
             )
 
     def check_shapes(self, kv: KV) -> None:
-        """Raise BadInput for a KV with layers, heads, width or dtype of another model."""
+        """Raise BadInput for a KV whose layers, heads, width or dtype are not the model's."""
         if not isinstance(kv, KV):
             raise BadInput(f"kv is {shown(kv)}: a KV is needed")
         check_agreement(kv.keys, kv.values)
@@ -110,18 +110,16 @@ class ModelSpec:
         if kv.start:
             raise BadInput(f"a KV that starts at position {kv.start} cannot be prefilled: assemble a prompt from it")
         if kv.read_only:
-            raise BadInput(
-                "this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it"
-            )
+            raise BadInput("this KV is read-only, because a store shares it: assemble a prompt from it or clone it")
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, ModelSpec] = WeakKeyDictionary()  # memo by model object
+_KNOWN: WeakKeyDictionary[PreTrainedModel, ModelSpec] = WeakKeyDictionary()  # cache by model object
 
 
 def attach(model: PreTrainedModel) -> ModelSpec:
-    """Switch `model` to the workbench's attention and return its spec. Raises Unsupported where it cannot be used.
+    """Switch `model` to the workbench's attention and return its spec. Raises Unsupported if it cannot be used.
 
-    The spec is measured once, and again after a change of dtype or device. To undo the switch, call
+    The spec is measured once, and again after a change of dtype or device. To restore the stock attention, call
     `model.set_attn_implementation("sdpa")`.
     """
     if not isinstance(model, PreTrainedModel):
@@ -159,7 +157,7 @@ def _measure(model: PreTrainedModel) -> ModelSpec:
 
 
 class _Probe:
-    """A request whose rows attend to themselves only; keeps the keys and values of every layer."""
+    """A request whose rows attend to themselves only; records the keys and values of every layer."""
 
     num_layers = None
 
@@ -190,7 +188,7 @@ def _probe(model: PreTrainedModel) -> ModelSpec:
         model(input_ids=ids, position_ids=probe.rows[None], use_cache=False, requests=[probe], logits_to_keep=1)
     except Unsupported:
         raise
-    except (BadInput, TypeError) as error:  # the plan did not arrive, or a mask was passed
+    except (BadInput, TypeError) as error:  # the plan was lost, or a mask was passed
         raise unsupported(model.config, f"a plan does not reach its attention function unchanged ({error})") from error
     if probe.twice:
         raise unsupported(model.config, f"its layers {sorted(probe.twice)} attend more than once to the same keys")

@@ -1,8 +1,8 @@
-"""The attention function that transformers models call: it gives each request of a packed forward pass its rows.
+"""The attention function that transformers models call: passes each request of a packed forward pass its query tokens.
 
-`attend` is registered as attention implementation "workbench". A forward pass carries one or more requests, packed
-along the sequence axis without padding ([1, sum of R] rows), in the keyword argument `requests`. Each request computes
-its own attention (`PackedRequest`).
+`attend` is registered as attention implementation "workbench". The keyword argument `requests` of a forward pass lists
+one or more requests, which are packed along the sequence axis without padding ([1, sum of R] rows). Each request
+computes its own attention (`PackedRequest`).
 """
 
 from collections.abc import Callable, Sequence
@@ -25,17 +25,17 @@ PASSED_ON = frozenset(
 
 
 def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
-    """Return the keyword argument by which a stock model's forward takes a cache, as {name: cache}."""
+    """Return the keyword argument for the cache in a stock model's forward, as {name: cache}."""
     known = signature(type(model).forward).parameters
     return {"cache" if "cache" in known else "past_key_values": cache}
 
 
 class StopForward(Exception):
-    """Raised within a forward pass to end it early, when everything that was asked for is computed."""
+    """Raised within a forward pass to end it early, when the requested layers are computed."""
 
 
 class LayerInput(NamedTuple):
-    """The attention of one layer over the rows of one request."""
+    """Input of one layer's attention for one request."""
 
     layer: int
     q: Tensor  #: [Hq, R, D]
@@ -43,7 +43,7 @@ class LayerInput(NamedTuple):
     v: Tensor  #: [H, R, D]
     window: int | None  #: sliding window of the layer, in tokens
     scale: float | None  #: factor of the logits; None: 1/sqrt(D)
-    last: bool  #: no later layer is computed for the request, so its output is not needed
+    last: bool  #: last computed layer of the request: the output is not needed
 
 
 class PackedRequest(Protocol):
@@ -53,7 +53,7 @@ class PackedRequest(Protocol):
     num_layers: int | None  #: stop after this many layers
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Return the attention output [Hq, R, D] of the rows; None where it is not needed."""
+        """Return the attention output [Hq, R, D] of the rows; None if it is not needed."""
 
 
 def attend(
@@ -70,7 +70,7 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend request by request: [1, H, sum of R, D] -> [1, sum of R, Hq, D], in transformers' interface."""
+    """Compute attention per request: [1, H, sum of R, D] -> [1, sum of R, Hq, D], in transformers' interface."""
     if not requests:
         raise BadInput(
             f"attention {NAME!r} needs a plan: call workbench.prefill, "
@@ -111,6 +111,6 @@ def registered() -> Callable[..., tuple[Tensor, None]]:
     return cast(Callable[..., tuple[Tensor, None]], AttentionInterface()[NAME])
 
 
-# No mask function is registered: transformers then builds no mask, for which it would inspect positions, and so
-# synchronize with the device in every forward pass. A request's plan has the mask rule.
+# No mask function is registered, so transformers builds no mask. It would inspect positions for it, and synchronize
+# with the device in every forward pass. The mask rule is in a request's plan.
 AttentionInterface.register(NAME, attend)

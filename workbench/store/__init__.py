@@ -1,6 +1,6 @@
 """Stores of cached blocks: content keys, memory with a budget, folders, remotes and tiers.
 
-Names are imported on first use, so that code without blocks (`store.events`) does not wait for torch.
+Names are imported on first use: `store.events` and other code without tensors must not import torch.
 """
 
 from importlib import import_module

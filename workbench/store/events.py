@@ -1,32 +1,31 @@
-"""Events of serving requests, as one flat table for receipts, traces and figures.
+"""Serving events, as one flat table for receipts, traces and figures.
 
-An `Event` is a row. Times are seconds on the recorder's clock, which begins at 0; `seconds` is 0 for a moment.
+Each `Event` is one row. Times are seconds on the recorder's clock, which starts at 0; `seconds` is 0 for a moment.
 
-    what      at: begin of the span, or the moment       request   key   tier   bytes   tokens     detail
+    what      at: start of the span, or the moment       request   key   tier   bytes   tokens     detail
     --------- ------------------------------------------ --------- ----- ------ ------- ---------- -------------------
     spans of a request; lane is the thread that was busy
-    wait      from arrival, or from ready, to its turn   yes                                       "to load", "to run"
-    load      its blocks come to where the model reads   yes             from   loaded
-    encode    blocks that were missed are computed       yes
-    prefill   until its first token                      yes
-    decode    from then until its last token             yes                            generated
+    wait      in the queue, since arrival or ready       yes                                       "to load", "to run"
+    load      cached blocks are copied to the engine     yes             from   loaded
+    encode    missing blocks are computed                yes
+    prefill   until the first token                      yes
+    decode    from the first to the last token           yes                            generated
     moments of a request
     arrive                                               yes                            its prompt
     ready, first_token                                   yes
     finish                                               yes                            generated
     cancel, fail                                         yes                                       why
-    spans of a block (from one tier to another, by promotion, demotion)
-    read      out of a tier                              no        yes   from   moved
+    spans of a block that is promoted or demoted
+    read      from a tier                                no        yes   from   moved
     write     into a tier                                no        yes   into   moved
     moments of a block
-    hit       it was found                               may be    yes   where  its size
-    miss      it was not found                           may be    yes                             reason: detail
-    evict     it had to make room                        no        yes   from   freed
-    spans of the engine as a whole
-    run       one step, whatever it computes             no                             generated  requests of the batch
+    hit       found                                      may be    yes   where  its size
+    miss      not found                                  may be    yes                             reason: detail
+    evict     evicted to make room                       no        yes   from   freed
+    spans of the engine
+    run       one engine step, of any kind               no                             generated  requests of the batch
 
-`lane` is "engine", "loader 0", "loader 1", …, "store" or "scheduler". A run is idle where no `run` covers the lane
-"engine".
+`lane` is "engine", "loader 0", "loader 1", …, "store" or "scheduler". The engine is idle when its lane has no `run`.
 """
 
 import time
@@ -48,7 +47,7 @@ Clock = Callable[[], float]  # seconds; never goes back
 
 @dataclass(frozen=True)
 class Event:
-    """One row of the table; see the head of this module."""
+    """One row of the table in the docstring of this module."""
 
     what: What
     at: float
@@ -71,18 +70,18 @@ class Event:
 
 
 class Events:
-    """Recorder of events, thread-safe. At most `most` are kept; later ones are counted in `dropped`."""
+    """Thread-safe event recorder. At most `most` events are kept; later ones are only counted, in `dropped`."""
 
     def __init__(self, clock: Clock = time.perf_counter, most: int = 1_000_000):
         self.clock, self.most, self.dropped = clock, most, 0
         self._begin, self._rows, self._lock = clock(), list[Event](), Lock()
 
     def now(self) -> float:
-        """Return the seconds since the recorder was made."""
+        """Return the seconds since the recorder was created."""
         return self.clock() - self._begin
 
     def add(self, what: What, at: float | None = None, **about: Any) -> Event:
-        """Add and return an event at this moment, or one that began `at`; `about` are further fields of `Event`."""
+        """Add and return an event that starts `at` (None: now); `about` are further fields of `Event`."""
         event = Event(what, self.now() if at is None else at, **about)
         with self._lock:
             if len(self._rows) < self.most:
@@ -93,7 +92,7 @@ class Events:
 
     @contextmanager
     def span(self, what: Span, **about: Any) -> Iterator[dict[str, Any]]:
-        """Add a span that lasts as long as the block; fields may be put into the dictionary that is yielded."""
+        """Record the `with` block as a span; the caller may add fields to the dictionary that is yielded."""
         at, later = self.now(), dict[str, Any]()
         try:
             yield later
@@ -109,7 +108,7 @@ class Events:
 
 
 def busy(events: Iterable[Event], lane: str = "engine", what: Span = "run") -> float:
-    """Return the seconds in which a lane was busy; spans that overlap count once."""
+    """Return the busy seconds of a lane; overlapping spans count once."""
     spans = sorted((event.at, event.end) for event in events if event.what == what and event.lane == lane)
     total, until = 0.0, float("-inf")
     for begin, end in spans:
@@ -119,7 +118,7 @@ def busy(events: Iterable[Event], lane: str = "engine", what: Span = "run") -> f
 
 
 def idle_share(events: Iterable[Event], lane: str = "engine") -> float:
-    """Return the share of the time from first arrival to last finish, 0 to 1, in which the engine was idle."""
+    """Return the idle fraction of the engine between the first arrival and the last finish, 0 to 1."""
     listed = list(events)
     begins = [event.at for event in listed if event.what == "arrive"]
     ends = [event.at for event in listed if event.what in ("finish", "cancel", "fail")]

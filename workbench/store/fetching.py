@@ -1,4 +1,4 @@
-"""Take blocks from a store, and encode those that it lacks."""
+"""Look up blocks in a store, and encode the misses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -17,13 +17,13 @@ from workbench.store.keys import fingerprint, key_of
 
 @runtime_checkable
 class Store(Protocol):
-    """Any object that keeps read-only KV under content keys."""
+    """Any object that stores read-only KV under content keys."""
 
     def get(self, key: str) -> KV | None:
         """Return the KV under `key`, or None."""
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`."""
+        """Store `kv` under `key`."""
 
 
 def checked(store: Any) -> Store:
@@ -37,15 +37,15 @@ def checked(store: Any) -> Store:
 def fetch(
     model: PreTrainedModel, blocks: Sequence[Block], store: Store, after: Sequence[Sequence[Block]] = ()
 ) -> list[KV]:
-    """Take the KV of every block from `store`; encode missing ones, packed together, and put them there.
+    """Return the KV of every block: hits from `store`, misses encoded in one packed pass and stored.
 
-    `after[i]` are the blocks before block i, which it attends to. A block that is asked for twice is encoded once.
+    `after[i]` are the blocks before block i that it attends to. A block that is requested twice is encoded once.
     """
     checked(store)
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
-    attach(model)  # raises before any work
+    attach(model)  # may raise: before any look-up
     model_key, dtype = fingerprint(model), model.dtype
     keys = [key_of(model_key, dtype, block, past) for block, past in zip(blocks, before, strict=True)]
 
@@ -58,9 +58,9 @@ def fetch(
 
 
 def collect(store: Store, keys: Sequence[str], make: Callable[[list[int]], Sequence[KV]]) -> list[KV]:
-    """Take the KV under every key from `store`; make missing ones with `make` and put them there.
+    """Return the KV under every key: hits from `store`, misses computed by `make` and stored.
 
-    `make` gets the indices of missing keys, each key once, and returns the KV of each.
+    `make` receives the indices of missing keys, each key once, and returns the KV of each.
     """
     first = {key: i for i, key in reversed(list(enumerate(keys)))}
     kvs = {key: kv for key in first if (kv := store.get(key)) is not None}

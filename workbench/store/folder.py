@@ -1,9 +1,9 @@
 """A persistent store of cached blocks in a folder.
 
-<folder>/manifest.json      of which model, dtype and preparation the blocks are; a folder holds blocks of one kind only
-         *.safetensors      each the keys and values of some blocks; whole or not there
-         set_aside/         damaged files that were replaced, each with its reason
-         evicted.jsonl      blocks that `gc` has deleted, when and why
+<folder>/manifest.json      model, dtype and preprocessing, which all blocks of a folder share
+         *.safetensors      keys and values of one or more blocks; written atomically
+         set_aside/         quarantine: damaged files that were replaced, each with its reason
+         evicted.jsonl      blocks that `gc` deleted, when and why
 """
 
 import logging
@@ -29,26 +29,26 @@ from workbench.store.misses import Miss
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
-NOTED = 60  # seconds between two updates of a file's last use
-FILES = 1 << 12  # maximum number of files whose last use is remembered
+NOTED = 60  # minimum seconds between two updates of a file's access time
+FILES = 1 << 12  # maximum number of files whose last update is remembered
 
 
 class FolderStore(quarantine.Repairing):
-    """A store on disk; the KV that it returns is on the CPU and read-only.
+    """A store on disk; the KV that it returns is read-only and in CPU memory.
 
-    kind      what the blocks have in common: any JSON object, such as {"model": fingerprint, "preparation":
+    kind      the properties that all blocks share: any JSON object, such as {"model": fingerprint, "preparation":
               "after_system"}, which must equal the folder's; None: any folder
-    new       make a missing folder
-    durable   `put` syncs file and folder to disk, so that they outlast a crash of the machine
-    mapped    return memory-mapped pages of the file, not a copy (`store.files.block_file`): faster, for use at once;
-              stores that keep them copy them. False: for network file systems, whose files others replace, and for
-              files that other programs write into
+    new       create the folder if it is missing
+    durable   `put` syncs file and folder to disk, to survive a crash of the machine
+    mapped    return memory-mapped pages of the file instead of a copy (`store.files.block_file`): faster, for immediate
+              use; stores that keep blocks copy them. False: for network file systems, and for files that other programs
+              modify in place
     pinned    read blocks into page-locked memory (`store.files.packed`), for a `HostTier(pinned=True)` above; without a
               GPU, ordinary memory with the same layout
 
     A damaged file or block is a miss with that reason; when the block is put again, the file is quarantined and
     replaced. Several processes may share a folder. Raises BadInput for a folder of another kind, naming what differs,
-    for one that is no store, and where it cannot write.
+    a folder that is no store, and one that cannot be written.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FolderStore(quarantine.Repairing):
     @annotations.checked
     def get(self, key: str) -> KV | None:
         """Return the KV under `key`, read from disk and verified, or None."""
-        path = self._files.get(key) or self._found(key)
+        path = self._files.get(key) or self._find(key)
         kv = None if path is None else self._read(path, key)
         self._counts["hits" if kv is not None else "misses"] += 1
         if kv is None:
@@ -86,7 +86,7 @@ class FolderStore(quarantine.Repairing):
 
     @annotations.checked
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`, in a file of its own, or in the file of a damaged block that it replaces."""
+        """Store `kv` under `key`, in a separate file, or in the file of the damaged block that it replaces."""
         blocks, name = {key: kv}, key
         if key in self._absent.blocks and (path := self._absent.blocks[key][0]) not in self._absent.files:
             others = [other for other, file in self._files.items() if file == path]
@@ -95,11 +95,11 @@ class FolderStore(quarantine.Repairing):
         self.write(name, blocks)
 
     def is_damaged(self, key: str) -> bool:
-        """Return whether this very block was found to be damaged, not only a file that may have held it."""
+        """Return whether the block itself was found to be damaged, not only a file that may have contained it."""
         return key in self._absent.blocks
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
-        """Keep many blocks in one file `<name>.safetensors`, written atomically."""
+        """Write blocks into one file `<name>.safetensors`, atomically."""
         if not NAME.fullmatch(name):
             raise BadInput(f"{name!r} is no name for a file of blocks: letters, digits, '_', '-' and '.' are allowed")
         path = self.folder / f"{name}{SUFFIX}"
@@ -110,7 +110,7 @@ class FolderStore(quarantine.Repairing):
         self._register(path)
 
     def remove(self, key: str, why: str = "it was removed") -> None:
-        """Remove a block: delete its file, or rewrite the file without it. An unknown key is ignored."""
+        """Remove a block: delete its file, or rewrite the file without it. Unknown keys are ignored."""
         if (path := self._files.get(key)) is None:
             return
         others = [other for other, file in self._files.items() if file == path and other != key]
@@ -125,27 +125,27 @@ class FolderStore(quarantine.Repairing):
         self._forget(key, why)
 
     def size_of(self, key: str) -> int:
-        """Return the bytes of a block's keys and values, 0 for an unknown key."""
+        """Return the size of a block's keys and values in bytes; 0 for an unknown key."""
         known = self._contents.get(self._files.get(key, Path()))
         return sum(place.size for place in known.extent(key).places) if known else 0
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing."""
+        """Return why `get(key)` misses."""
         return self._absent.why(key)
 
     @property
     def set_aside(self) -> Mapping[Path, Unusable]:
-        """Unreadable files, and what is wrong with each."""
+        """Unreadable files, with the fault of each."""
         return self._absent.files
 
     @property
     def stats(self) -> Stats:
-        """Counters since it was opened."""
+        """Counters since the folder was opened."""
         return Stats(**self._counts, reasons=dict(self._reasons), bytes=self.bytes, entries=len(self))
 
     @property
     def bytes(self) -> int:
-        """Bytes of its files."""
+        """Total size of its files in bytes."""
         return sum(self._contents[path].state[2] for path in set(self._files.values()))
 
     def has_file(self, name: str) -> bool:
@@ -157,7 +157,7 @@ class FolderStore(quarantine.Repairing):
         return self._files[key]
 
     def blocks_of(self, name: str) -> list[Key]:
-        """Return the keys of the blocks in the file `<name>.safetensors`; [] if it is missing."""
+        """Return the keys in the file `<name>.safetensors`; [] if it is missing."""
         known = self._contents.get(self.folder / f"{name}{SUFFIX}")
         return known.blocks() if known else []
 
@@ -174,13 +174,15 @@ class FolderStore(quarantine.Repairing):
         try:
             with quietly(path) as opened:
                 known, state = self._contents[path], block_file.state_of(opened)
-                if known.state != state:  # a different process has replaced the file
+                if known.state != state:  # replaced by a different process
                     known = self._contents[path] = block_file.contents(opened)
                 if key not in known.starts:
                     self._forget(key, f"{path.name} holds it no longer")
                     return None
-                kv = self._loaded(opened, key, known)
-                self._used(path, opened, state)
+                kv: KV | None = packed_block(opened, key, known) if self.pinned else None
+                if kv is None:
+                    kv = block_file.block(opened, key, known, self.mapped)
+                self._touch(path, opened, state)
         except FileNotFoundError:
             self._forget(key, f"{path.name} was deleted")
         except (Unusable, OSError) as problem:
@@ -192,13 +194,8 @@ class FolderStore(quarantine.Repairing):
             return kv
         return None
 
-    def _loaded(self, opened: Opened, key: str, known: Contents) -> KV:
-        if self.pinned and (kv := packed_block(opened, key, known)) is not None:
-            return kv
-        return block_file.block(opened, key, known, self.mapped)
-
-    def _used(self, path: Path, opened: Opened, state: block_file.State) -> None:
-        """Set the file's time of last use, at most once a minute; `collect_garbage` evicts by it."""
+    def _touch(self, path: Path, opened: Opened, state: block_file.State) -> None:
+        """Update the file's access time, at most once a minute; `collect_garbage` evicts by it."""
         now = time.monotonic()
         if now - self._noted.get(path, float("-inf")) < NOTED:
             return
@@ -208,8 +205,8 @@ class FolderStore(quarantine.Repairing):
         with suppress(OSError, NotImplementedError, TypeError):  # read-only, or not supported
             os.utime(opened.fileno(), ns=(time.time_ns(), state[1]))
 
-    def _found(self, key: str) -> Path | None:
-        """Return the file of a key that a different process has put, or repaired, since the last look."""
+    def _find(self, key: str) -> Path | None:
+        """Return the file of a key that a different process has written or repaired since the last look-up."""
         path = self._absent.blocks[key][0] if key in self._absent.blocks else self.folder / f"{key}{SUFFIX}"
         if not NAME.fullmatch(key) or not path.is_file():
             return None

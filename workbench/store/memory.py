@@ -1,4 +1,4 @@
-"""A store of cached blocks in memory, with a budget of bytes; the least recently used are evicted first."""
+"""LRU store of cached blocks in memory, with a budget in bytes."""
 
 from collections import Counter, OrderedDict, deque
 from operator import attrgetter
@@ -13,27 +13,27 @@ from workbench.store.misses import Index, Miss, Reason, likeliest, why
 from workbench.store.stats import Stats
 
 __all__ = ["UNLIMITED", "MemoryStore", "Stats"]
-UNLIMITED = 1 << 62  # bytes: a budget that nothing exceeds
-REMEMBERED = 1 << 16  # dropped keys that are remembered as reasons of later misses
-RECENT = 256  # last misses kept in full
+UNLIMITED = 1 << 62  # bytes
+REMEMBERED = 1 << 16  # maximum number of dropped keys kept to explain later misses
+RECENT = 256  # number of latest misses kept with their details
 _VERSION = attrgetter("_version")
 
 
-def _written(kv: KV) -> tuple[int, ...]:
-    """Return torch's version counters of the tensors of a KV."""
+def _versions(kv: KV) -> tuple[int, ...]:
+    """Return the version counters of a KV's tensors, which in-place writes increment."""
     tensors = kv.stacked() or (*kv.keys, *kv.values)
     try:
-        return tuple(map(_VERSION, tensors))  # thousands of tensors per request: no Python loop
-    except RuntimeError:  # tensors of inference mode have no counter
+        return tuple(map(_VERSION, tensors))  # no Python loop: a request has thousands of tensors
+    except RuntimeError:  # inference tensors have no counter
         return tuple(0 if x.is_inference() else x._version for x in tensors)
 
 
 class MemoryStore:
     """LRU store of read-only KV; thread-safe.
 
-    `behind` is a slower store for what this one lacks: its blocks count as hits and are kept here too, and its damaged
-    blocks are replaced when they are put again. A block that was written to after it was put counts as damaged.
-    `recent` are the last misses, each with its reason.
+    `behind` is a slower store that is read on a miss. Its blocks count as hits and are copied here; its damaged blocks
+    are replaced when they are put again. A block that was modified in place after `put` counts as damaged.
+    `recent` contains the latest misses with their reasons.
     """
 
     def __init__(self, budget_bytes: int = 1 << 30, behind: Store | None = None):
@@ -42,29 +42,29 @@ class MemoryStore:
             raise BadInput(f"budget of {budget_bytes} bytes: a store needs a positive budget")
         self.budget_bytes, self.behind = budget_bytes, behind
         self._entries: OrderedDict[str, KV] = OrderedDict()
-        self._written: dict[str, tuple[int, ...]] = {}
+        self._versions: dict[str, tuple[int, ...]] = {}
         self._lock = RLock()
         self._index, self._reasons, self._dropped = Index(), Counter[str](), OrderedDict[str, Reason]()
         self.recent: deque[Miss] = deque(maxlen=RECENT)
         self._hits = self._misses = self._evictions = self._rejected = self._bytes = 0
 
     def __repr__(self) -> str:
-        held = f"{len(self._entries):,} blocks, {html_views.size(self._bytes)}"
-        return f"MemoryStore({held} of {html_views.size(self.budget_bytes)})"
+        used = f"{len(self._entries):,} blocks, {html_views.size(self._bytes)}"
+        return f"MemoryStore({used} of {html_views.size(self.budget_bytes)})"
 
     @annotations.checked
     def get(self, key: str) -> KV | None:
         """Return the KV under `key` (read-only: `assemble` copies it), or None."""
         with self._lock:
             kv = self._entries.get(key)
-            if kv is not None and _written(kv) != self._written[key]:
-                self._forget(key, "damaged")  # a caller has written to it
+            if kv is not None and _versions(kv) != self._versions[key]:
+                self._forget(key, "damaged")  # a caller modified it in place
                 kv = None
             if kv is not None:
                 self._entries.move_to_end(key)
             elif self.behind is not None and (kv := self.behind.get(key)) is not None:
                 self.put(key, kv)
-                kv = self._entries.get(key, kv)  # the stored copy, if it fitted
+                kv = self._entries.get(key, kv)  # the copy made by `put`, if it fits the budget
             self._hits += kv is not None
             if kv is None:
                 self._miss(key)
@@ -72,7 +72,7 @@ class MemoryStore:
 
     @annotations.checked
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`: itself if it is read-only and in memory, else a copy; not if it is over the budget."""
+        """Store `kv` under `key`, without a copy if it is read-only memory; skip it if it exceeds the budget."""
         if kv.nbytes > self.budget_bytes:
             with self._lock:
                 self._rejected += 1
@@ -82,7 +82,7 @@ class MemoryStore:
         kept = owned(kv)
         with self._lock:
             self._forget(key)
-            self._entries[key], self._written[key] = kept, _written(kept)
+            self._entries[key], self._versions[key] = kept, _versions(kept)
             self._index.add(key)
             self._dropped.pop(key, None)
             self._bytes += kept.nbytes
@@ -92,7 +92,7 @@ class MemoryStore:
             self._repair(key, kept)
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing, neither here nor in the store behind."""
+        """Return why `get(key)` misses, here and in the store behind."""
         with self._lock:
             misses = [self._index.miss(key)]
             if reason := self._dropped.get(key):
@@ -109,21 +109,21 @@ class MemoryStore:
 
     def _forget(self, key: str, reason: Reason | None = None) -> None:
         if (kv := self._entries.pop(key, None)) is not None:
-            del self._written[key]
+            del self._versions[key]
             self._bytes -= kv.nbytes
             self._index.remove(key)
         if reason:
-            self._dropped[str(key)] = reason  # text only: an identity would take more memory
+            self._dropped[str(key)] = reason  # as plain text: the identity of a `Key` takes more memory
             if len(self._dropped) > REMEMBERED:
                 self._dropped.popitem(last=False)
 
     def _repair(self, key: str, kv: KV) -> None:
-        """Let the store behind replace a damaged block."""
+        """Replace a damaged block of the store behind."""
         if repair := getattr(self.behind, "repair", None):
             repair(key, kv)
 
     def clear(self) -> None:
-        """Remove all entries; the counters stay."""
+        """Remove all entries, but keep the counters."""
         with self._lock:
             for key in list(self._entries):
                 self._forget(key, "evicted")
@@ -140,7 +140,7 @@ class MemoryStore:
 
     @property
     def stats(self) -> Stats:
-        """Counters since it was made; `repaired` are those of the store behind."""
+        """Counters since the store was created; `repaired` is that of the store behind."""
         behind = getattr(self.behind, "stats", Stats())
         with self._lock:
             return Stats(

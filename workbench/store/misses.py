@@ -1,4 +1,4 @@
-"""Reasons of misses, from a comparison with the stored blocks of the same tokens."""
+"""Explain misses by comparison with the stored blocks of the same tokens."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +19,7 @@ Reason = Literal[
     "never seen",
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
-MOST = 64  # maximum number of blocks of equal tokens that are compared
+MOST = 64  # maximum number of stored blocks with the same tokens that are compared
 _PARTS: dict[str, Reason] = {
     "dtype": "other dtype",
     "model": "other model",
@@ -31,14 +31,14 @@ _PARTS: dict[str, Reason] = {
 
 @dataclass(frozen=True)
 class Miss:
-    """A look-up that found nothing.
+    """A failed look-up, and its reason.
 
     damaged                   the stored block cannot be read, or its checksum is wrong
-    unreachable               the store did not answer in time, or failed
-    evicted                   it was stored, and was evicted or deleted
-    too large                 it is larger than the whole budget
-    other dtype, model, …     the same tokens are kept, but in another dtype, of other weights or another configuration,
-                              by an earlier format or engine, behind other blocks, or over other neighbours
+    unreachable               the store timed out or failed
+    evicted                   the block was stored, and later evicted or deleted
+    too large                 the block exceeds the whole budget
+    other dtype, model, …     the same tokens are stored, but in another dtype, for other weights or configuration, for
+                              an earlier format or engine, after other blocks, or over other neighbours
     never seen                none of these
     """
 
@@ -51,13 +51,13 @@ class Miss:
 
 
 class Index:
-    """The keys of a store by the tokens of their blocks."""
+    """The keys of a store, grouped by the tokens of their blocks."""
 
     def __init__(self) -> None:
         self._keys: dict[str, dict[Key, None]] = {}
 
     def add(self, key: str) -> None:
-        """Add a key; one without an identity is ignored."""
+        """Add a key; a key without an identity is ignored."""
         if (identity := identity_of(key)) is not None:
             assert isinstance(key, Key)
             self._keys.setdefault(identity.block, {})[key] = None
@@ -73,46 +73,44 @@ class Index:
             self._keys.pop(identity.block, None)
 
     def miss(self, key: str) -> Miss:
-        """Return the miss of `key`, compared with the most similar key of the same tokens."""
-        asked = identity_of(key)
-        if asked is None:
+        """Return the miss of `key`, explained by the most similar stored key with the same tokens."""
+        requested = identity_of(key)
+        if requested is None:
             return Miss(key, "never seen")
-        kept = [identity_of(other) for other in islice(self._keys.get(asked.block, ()), MOST)]
-        others = [(_different(asked, one), one) for one in kept if one is not None]
+        stored = [identity_of(other) for other in islice(self._keys.get(requested.block, ()), MOST)]
+        others = [(_differing(requested, other), other) for other in stored if other is not None]
         if not others:
             return Miss(key, "never seen")
-        names, one = min(others, key=lambda other: len(other[0]))
+        names, nearest = min(others, key=lambda other: len(other[0]))
         if not names:
             return Miss(key, "never seen", "a block of the same description is kept under another key")
-        told = "; ".join(_told(name, asked, one) for name in names)
-        return Miss(key, _PARTS[names[0]], told)
+        return Miss(key, _PARTS[names[0]], "; ".join(_difference(name, requested, nearest) for name in names))
 
 
 def identity_of(key: str) -> Identity | None:
-    """Return the identity of a key; None for one without."""
+    """Return the identity of a key, or None for a plain string."""
     return key.identity if isinstance(key, Key) else None
 
 
 def why(store: Any, key: str) -> Miss:
-    """Return why `store` does not find `key`; `never seen` for a store without `why`."""
+    """Return why `store` misses `key`; `never seen` for a store without a method `why`."""
     return store.why(key) if hasattr(store, "why") else Miss(key, "never seen")
 
 
 def likeliest(*misses: Miss) -> Miss:
-    """Return the most informative of several misses: any other reason before `never seen`."""
+    """Return the most informative of several misses, by the order of `REASONS`; `never seen` is last."""
     return min(misses, key=lambda miss: REASONS.index(miss.reason))
 
 
-def _different(asked: Identity, kept: Identity) -> list[str]:
-    """Name the parts of the keys that differ. The fingerprint of a model depends on its dtype."""
-    names = [name for name in _PARTS if getattr(asked, name) != getattr(kept, name)]
+def _differing(requested: Identity, stored: Identity) -> list[str]:
+    """Return the names of differing fields; omit "model" if dtypes differ, since fingerprints cover the dtype."""
+    names = [name for name in _PARTS if getattr(requested, name) != getattr(stored, name)]
     return [name for name in names if not (name == "model" and "dtype" in names)]
 
 
-def _told(name: str, asked: Identity, kept: Identity) -> str:
-    has, needed = (_short(name, getattr(one, name)) for one in (kept, asked))
-    what = {"after": "blocks before it", "over": "neighbours"}.get(name, name)
-    return f"{what}: kept {has}, asked {needed}"
+def _difference(name: str, requested: Identity, stored: Identity) -> str:
+    label = {"after": "blocks before it", "over": "neighbours"}.get(name, name)
+    return f"{label}: kept {_short(name, getattr(stored, name))}, asked {_short(name, getattr(requested, name))}"
 
 
 def _short(name: str, value: str) -> str:

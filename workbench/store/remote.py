@@ -1,11 +1,11 @@
-"""Cached blocks at any URL that fsspec knows: memory://, file://, s3://, gs://, sftp://, …
+"""Remote store of cached blocks at any URL that fsspec supports: memory://, file://, s3://, gs://, sftp://, …
 
-<url>/manifest.json        model, dtype and preparation of the blocks
-      <key>.safetensors    one block each, with its checksums
-      <name>.written       list of blocks that were written together, made after the last of them
+<url>/manifest.json        model, dtype and preprocessing of the blocks
+      <key>.safetensors    one block per file, with its checksums
+      <name>.written       list of blocks that were written together; created after the last of them
 
-A remote that stalls, fails or returns part of a block gives a miss with that reason, within `deadline` seconds; after a
-stall it is not asked again for `pause` seconds.
+A remote that stalls, fails or returns a truncated block is a miss with that reason, within `deadline` seconds. After a
+stall, calls fail at once for `pause` seconds.
 """
 
 import io
@@ -30,63 +30,70 @@ from workbench.store.keys import Key
 from workbench.store.misses import Miss
 from workbench.store.stats import Stats
 
+log = logging.getLogger(__name__)
 DEADLINE, PAUSE = 10.0, 30.0  # seconds: timeout of a look-up, pause after a stall
-Answer = TypeVar("Answer")
+WRITING = 300.0  # timeout of a write in seconds
+SAMPLED = 4  # number of blocks whose headers are checked if the manifest is corrupt
+REMEMBERED = 1 << 16  # maximum number of misses whose reason is kept
+WRITTEN = ".written"
+Data = bytes  # `RemoteStore.bytes` hides the builtin
+T = TypeVar("T")
 
 
 class Unreachable(Exception):
-    """Raised for a remote that stalls or fails."""
+    """Raised if a remote stalls or fails."""
 
 
 class RemoteCalls:
-    """Calls of the remote at `url`, with a deadline in seconds; after a stall it is not asked for `pause` seconds."""
+    """Calls to the remote at `url` with a deadline in seconds; after a stall, they fail at once for `pause` seconds."""
 
     def __init__(self, url: str, deadline: float = DEADLINE, pause: float = PAUSE):
         if not deadline > 0:
             raise BadInput(f"deadline is {deadline}: a positive number of seconds is needed")
         self.url, self.deadline, self.pause = url, deadline, pause
-        self._silent_until = 0.0
+        self._paused_until = 0.0
 
-    def needed(self, what: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer of a call that must succeed. Raises BadInput if it fails, and FileNotFoundError."""
+    def needed(self, what: str, call: Callable[[], T]) -> T:
+        """Return the result of a call that must succeed. Raises BadInput if it fails, and FileNotFoundError."""
         try:
-            return self.within(what, ask)
+            return self.within(what, call)
         except Unreachable as problem:
             raise BadInput(f"{self.url} cannot be reached: {problem}") from None
 
-    def within(self, what: str, ask: Callable[[], Answer], seconds: float | None = None) -> Answer:
-        """Return the answer of a call within `seconds` (None: the deadline).
+    def within(self, what: str, call: Callable[[], T], seconds: float | None = None) -> T:
+        """Return the result of a call within `seconds` (None: the deadline).
 
-        Raises Unreachable where it fails or is late, and FileNotFoundError.
+        Raises Unreachable if it fails or times out, and FileNotFoundError.
         """
         seconds = self.deadline if seconds is None else seconds
-        if time.monotonic() < self._silent_until:
+        if time.monotonic() < self._paused_until:
             raise Unreachable("it did not answer a moment ago")
-        given: list[Answer] = []
-        failed: list[BaseException] = []
+        results: list[T] = []
+        errors: list[BaseException] = []
 
         def work() -> None:
             try:
-                given.append(ask())
+                results.append(call())
             except BaseException as problem:
-                failed.append(problem)
+                errors.append(problem)
 
-        thread = Thread(target=work, daemon=True, name=f"ask {self.url}")
+        thread = Thread(target=work, daemon=True, name=f"call {self.url}")
         thread.start()
         thread.join(seconds)
-        if given:
-            return given[0]
-        if not failed:
-            self._silent_until = time.monotonic() + self.pause
+        if results:
+            return results[0]
+        if not errors:
+            self._paused_until = time.monotonic() + self.pause
             raise Unreachable(f"it did not {what} in {seconds:g} s")
-        if isinstance(failed[0], FileNotFoundError):
-            raise failed[0]
-        reason = getattr(failed[0], "strerror", None) or str(failed[0]) or type(failed[0]).__name__
-        raise Unreachable(f"{type(failed[0]).__name__}: {' '.join(str(reason).split())[:200]}") from None
+        error = errors[0]
+        if isinstance(error, FileNotFoundError):
+            raise error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unreachable(f"{type(error).__name__}: {' '.join(str(reason).split())[:200]}") from None
 
 
 def content(fs: Any, path: str) -> bytes:
-    """Return the bytes of a file. Raises TypeError where the file system returns something else."""
+    """Return the bytes of a file. Raises TypeError if the file system returns another type."""
     found = fs.cat_file(path)
     if not isinstance(found, bytes | bytearray | memoryview):
         raise TypeError(f"its file system gives {type(found).__name__} for a file")
@@ -94,7 +101,7 @@ def content(fs: Any, path: str) -> bytes:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path on it. Raises BadInput."""
+    """Return the fsspec file system of a URL, and the path in it. Raises BadInput."""
     import fsspec
 
     scheme = url.partition("://")[0]
@@ -115,19 +122,11 @@ def file_system(url: str) -> tuple[Any, str]:
     return fs, str(root).rstrip("/")
 
 
-log = logging.getLogger(__name__)
-LOOKED_AT = 4  # blocks from which the model is read if the manifest is corrupt
-WRITING = 300.0  # timeout of a write in seconds
-REMEMBERED = 1 << 16  # maximum number of misses whose reason is remembered
-WRITTEN = ".written"
-Data = bytes  # within the class, `bytes` is the size of its blocks
-
-
 class RemoteStore(quarantine.Repairing):
-    """A store behind a URL; the KV that it returns is in memory (CPU) and read-only.
+    """A store at a URL; the KV that it returns is read-only and in CPU memory.
 
-    `kind` and `new` are those of `FolderStore`; `deadline` and `pause` are seconds. Raises BadInput for an unknown
-    scheme, one whose package is not installed, a place that cannot be reached or read, and blocks of another kind.
+    `kind` and `new` are those of `FolderStore`; `deadline` and `pause` are in seconds. Raises BadInput for an unknown
+    scheme or one whose package is not installed, an unreachable or unreadable URL, and blocks of another kind.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class RemoteStore(quarantine.Repairing):
         self._counts, self._reasons, self._lock = Counter[str](), Counter[str](), Lock()
         self._why: OrderedDict[str, Miss] = OrderedDict()
         self._bytes = 0
-        self.kind = self._opened(kind, new)
+        self.kind = self._open(kind, new)
 
     def get(self, key: str) -> KV | None:
         """Return the KV under `key`, fetched and verified, or None."""
@@ -171,7 +170,7 @@ class RemoteStore(quarantine.Repairing):
         return None
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`. Raises BadInput where it cannot be written."""
+        """Store `kv` under `key`. Raises BadInput if it cannot be written."""
         path = self._path(key)
         with tempfile.TemporaryDirectory() as folder:
             block_file.save(Path(folder, "block"), {key: kv})
@@ -181,20 +180,20 @@ class RemoteStore(quarantine.Repairing):
         self._why.pop(key, None)
 
     def write(self, name: str, blocks: Mapping[str, KV], there: Iterable[str] = ()) -> None:
-        """Keep many blocks, then write a note `name` that lists them and those that were `there` before."""
+        """Store many blocks, then write a note `name` that lists them and the blocks that were `there` before."""
         path = self._path(name, WRITTEN)
         for key, kv in blocks.items():
             self.put(key, kv)
         self._write(path, "".join(f"{key}\n" for key in dict.fromkeys((*blocks, *there))).encode())
 
     def forget_written(self, keys: Container[str]) -> None:
-        """Delete the notes of `write` that list any of these blocks, so that they are written again."""
+        """Delete the notes of `write` that list any of these blocks; their blocks are then written again."""
         for path, named in self.notes():
             if any(key in keys for key in named):
                 self._calls.needed("delete a note", partial(self.fs.rm_file, path))
 
     def notes(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield (path, listed keys) of the notes of `write`."""
+        """Yield (path, keys) of every note of `write`."""
         pattern = f"{self.root}/*{WRITTEN}"
         for path in self._calls.needed("list its notes", lambda: list(self.fs.glob(pattern))):
             text = self._calls.needed("give a note", partial(content, self.fs, path))
@@ -205,21 +204,21 @@ class RemoteStore(quarantine.Repairing):
         return self._calls.needed("look for a name", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
 
     def why(self, key: str) -> Miss:
-        """Return why the last `get(key)` found nothing."""
+        """Return why the last `get(key)` missed."""
         return self._why.get(key) or Miss(key, "never seen")
 
     @property
     def stats(self) -> Stats:
-        """Counters since the store was opened; bytes and entries are those that were put."""
+        """Counters since the store was opened; `bytes` counts the files written since then."""
         return Stats(**self._counts, reasons=dict(self._reasons), bytes=self._bytes)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its blocks."""
+        """Total size of its blocks in bytes."""
         return sum(self.listed().values())
 
     def listed(self) -> dict[str, int]:
-        """Return {key: bytes} of its blocks."""
+        """Return {key: bytes} of all blocks."""
 
         def sizes() -> dict[str, int]:
             found = self.fs.ls(self.root, detail=True, refresh=True)
@@ -241,13 +240,13 @@ class RemoteStore(quarantine.Repairing):
             return False
 
     def remove(self, key: str, why: str = "it was removed") -> None:
-        """Delete a block; an unknown key is ignored."""
+        """Delete a block; unknown keys are ignored."""
         if key in self:
             self._calls.needed("delete a block", lambda: self.fs.rm_file(self._path(key)))
             self._why[str(key)] = Miss(key, "evicted", why)
 
     def read(self, key: str) -> KV:
-        """Return a verified block. Raises FileNotFoundError, Unusable and Unreachable."""
+        """Fetch and verify a block. Raises FileNotFoundError, Unusable and Unreachable."""
         if not NAME.fullmatch(key):
             raise FileNotFoundError(key)
         opened, known = self._header(key)
@@ -267,26 +266,27 @@ class RemoteStore(quarantine.Repairing):
             raise BadInput(f"{name!r} is no name for a block: letters, digits, '_', '-' and '.' are allowed")
         return f"{self.root}/{name}{suffix}"
 
-    def _opened(self, kind: Mapping[str, Any] | None, new: bool) -> dict[str, Any]:
+    def _open(self, kind: Mapping[str, Any] | None, new: bool) -> dict[str, Any]:
         path = f"{self.root}/{manifest.MANIFEST}"
         try:
-            there = manifest.parsed(self._calls.needed("give its manifest", lambda: content(self.fs, path)))
+            stored = manifest.parsed(self._calls.needed("give its manifest", lambda: content(self.fs, path)))
         except manifest.Damaged as problem:
             if kind is None:
                 raise BadInput(f"{self.url}/{manifest.MANIFEST} is corrupt: {problem}") from None
-            for key in islice(self.listed(), LOOKED_AT):
+            for key in islice(self.listed(), SAMPLED):
                 with suppress(Unusable, FileNotFoundError):
                     manifest.check_identities(self.url, self._header(key)[1], kind, problem)
-            there = self._begun(path, kind)
+            stored = self._create(path, kind)
         except FileNotFoundError:
             if not new:
                 raise BadInput(f"{self.url} is no store of cached blocks: it has no {manifest.MANIFEST}") from None
-            there = self._begun(path, kind or {})
-        return manifest.agreed(self.url, there, kind)
+            stored = self._create(path, kind or {})
+        return manifest.agreed(self.url, stored, kind)
 
-    def _begun(self, path: str, kind: Mapping[str, Any]) -> dict[str, Any]:
-        self._write(path, manifest.text(kind).encode())
-        return manifest.parsed(manifest.text(kind).encode())
+    def _create(self, path: str, kind: Mapping[str, Any]) -> dict[str, Any]:
+        data = manifest.text(kind).encode()
+        self._write(path, data)
+        return manifest.parsed(data)
 
     def _write(self, path: str, data: Data) -> None:
         def written() -> None:

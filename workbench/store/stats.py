@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Stats:
-    """Counters since the store was made; `bytes` and `entries` are what it holds now."""
+    """Counters since the store was created; `bytes` and `entries` are its current size."""
 
     hits: int = 0
     misses: int = 0
     evictions: int = 0
-    rejected: int = 0  #: entries larger than the whole budget, which were not kept
+    rejected: int = 0  #: entries that were not stored because they exceed the whole budget
     bytes: int = 0
     entries: int = 0
     repaired: int = 0  #: damaged blocks that were replaced
@@ -19,11 +19,11 @@ class Stats:
 
     @property
     def hit_rate(self) -> float:
-        """Share of look-ups that found their block; 0 before the first."""
+        """Fraction of look-ups that hit; 0 before the first look-up."""
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
 
     def since(self, before: "Stats") -> "Stats":
-        """Return the counts since `before`; bytes and entries are those of now."""
+        """Return the counts since `before`, with the current bytes and entries."""
         counts = ("hits", "misses", "evictions", "rejected", "repaired")
         more = {reason: count - before.reasons.get(reason, 0) for reason, count in self.reasons.items()}
         reasons = {reason: count for reason, count in more.items() if count}

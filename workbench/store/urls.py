@@ -1,4 +1,4 @@
-"""Places of stores: folders, and URLs that fsspec knows."""
+"""Open stores by location: a folder, or a URL that fsspec supports."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +15,7 @@ Where = str | Path  # a folder or a URL
 
 
 def place_of(text: str) -> Where:
-    """Return the place that a text names: a Path, or the URL itself."""
+    """Parse a location: URLs stay text, anything else becomes a Path."""
     return text if is_url(text) else Path(text)
 
 
@@ -25,17 +25,17 @@ def opened(place: Where, kind: Mapping[str, Any] | None = None, new: bool = Fals
 
 
 def preparation_of(place: Where) -> str | None:
-    """Return the spec of the preparation of the blocks at a place; None where there is no store."""
+    """Return the preprocessing spec of the blocks at a place; None if there is no store."""
     return opened(place).kind.get("preparation") if is_begun(place) else None
 
 
 def within(place: Where, name: str) -> Where:
-    """Return the place `name` below another."""
+    """Join a place and a relative name."""
     return f"{str(place).rstrip('/')}/{name}" if is_url(place) else Path(place) / name
 
 
 def is_begun(place: Where) -> bool:
-    """Return whether there is a store at a place."""
+    """Return whether a place contains a store."""
     fs, root = _at(place)
     with suppress(OSError):
         return bool(fs.isfile(f"{root}/{MANIFEST}"))
@@ -43,7 +43,7 @@ def is_begun(place: Where) -> bool:
 
 
 def _at(place: Where) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL or path, and the path on it."""
+    """Return the fsspec file system of a URL or path, and the path in it."""
     if is_url(place):
         return file_system(str(place))
     from fsspec.implementations.local import LocalFileSystem
@@ -52,7 +52,7 @@ def _at(place: Where) -> tuple[Any, str]:
 
 
 def note(place: Where, name: str, text: str) -> None:
-    """Write a text file `name` beside the blocks. Raises BadInput where it cannot be written."""
+    """Write a text file `name` next to the blocks. Raises BadInput if it cannot be written."""
     if not is_url(place):
         write_text(Path(place) / name, text, durable=True)
         return
@@ -64,7 +64,7 @@ def note(place: Where, name: str, text: str) -> None:
 
 
 def read_note(place: Where, name: str) -> str | None:
-    """Return a text file beside the blocks, None where it cannot be read."""
+    """Return the content of a text file next to the blocks; None if it cannot be read."""
     fs, root = _at(place)
     try:
         return bytes(fs.cat_file(f"{root}/{name}")).decode(errors="replace")
@@ -73,7 +73,7 @@ def read_note(place: Where, name: str) -> str | None:
 
 
 def forget(place: Where, name: str) -> None:
-    """Delete a file or folder beside the blocks, if it exists."""
+    """Delete a file or folder next to the blocks, if it exists."""
     fs, root = _at(place)
     with suppress(OSError):
         fs.rm(f"{root}/{name}", recursive=True)

@@ -1,4 +1,4 @@
-"""Stores in front of other stores: they hide, record or hold back blocks."""
+"""Wrappers of stores that hide, record or stage blocks."""
 
 import logging
 from collections.abc import Container
@@ -14,29 +14,29 @@ log = logging.getLogger(__name__)
 
 
 class _Front:
-    """Forwards every call to `store`."""
+    """Base of wrappers: forwards every call to `store`."""
 
     def __init__(self, store: Any):
         self.store = store
 
     def get(self, key: str) -> KV | None:
-        """Return the store's block, or None."""
+        """Return the KV under `key`, or None."""
         kv: KV | None = self.store.get(key)
         return kv
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` in the store."""
+        """Store `kv` under `key`."""
         self.store.put(key, kv)
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing."""
+        """Return why `get(key)` misses."""
         return why(self.store, key)
 
 
 class ReadOnlyStore(_Front):
-    """Reads from `store` and writes nothing to it, so that every request finds and misses the same blocks.
+    """Read-only view of `store`: every request has the same hits and misses.
 
-    Only `keys` can be found; None: all of them.
+    Only blocks under `keys` are visible; None: all blocks.
     """
 
     def __init__(self, store: Store, keys: Container[str] | None = None):
@@ -50,12 +50,12 @@ class ReadOnlyStore(_Front):
         """Do nothing."""
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing; `never seen` for a hidden key."""
+        """Return why `get(key)` misses; `never seen` for a hidden key."""
         return super().why(key) if self.keys is None or key in self.keys else Miss(key, "never seen")
 
 
 class RecordingStore(_Front):
-    """Passes all calls on to `store`, and records in `stored` the keys that are put."""
+    """Forwards all calls to `store`, and records the keys of new blocks in `stored`."""
 
     def __init__(self, store: Store):
         super().__init__(store)
@@ -67,13 +67,13 @@ class RecordingStore(_Front):
 
 
 class KeepingStore(_Front):
-    """Passes all calls on to `store`, for use as `behind` of a `MemoryStore` whose new blocks it shall keep.
+    """Write-through wrapper of `store`, for use as `behind` of a `MemoryStore`: new blocks are stored here as well.
 
-    A block that cannot be written gives a warning, not an error: the next request computes it again.
+    A failed write is a warning, not an error: the next request computes the block again.
     """
 
     def repair(self, key: str, kv: KV) -> None:
-        """Keep `kv` if the store lacks it, or holds it damaged."""
+        """Store `kv` if the block is missing or damaged."""
         self.store.repair(key, kv)
         if key in self.store:
             return
@@ -84,15 +84,14 @@ class KeepingStore(_Front):
 
     @property
     def stats(self) -> Stats:
-        """Counters of the store."""
         stats: Stats = self.store.stats
         return stats
 
 
 class StagingStore:
-    """Reads from several stores in order, and collects what is put in `staged`, to be written later.
+    """Reads from several stores in order, and collects new blocks in `staged`, to be written later.
 
-    there   keys that were asked for and are in the first store
+    there   requested keys that were found in the first store
     """
 
     def __init__(self, *stores: Store):
@@ -114,5 +113,5 @@ class StagingStore:
         self.staged[key] = kv
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing in any of the stores."""
+        """Return why `get(key)` misses in all stores."""
         return likeliest(Miss(key, "never seen"), *(why(store, key) for store in self.stores))

@@ -1,7 +1,7 @@
-"""Attention rules: what computed rows attend to, if not everything before them; one rule a file, listed by `names`.
+"""Attention rules: what computed tokens attend to, other than all preceding tokens; one per file, listed by `names`.
 
-A rule is called once a request, with the rows and the selector's scores, and returns fields of the `Plan`: a mask rule
-(`sees`) or an attention `backend`. A rule imports its types from here.
+A rule is called once per request, with the rows and the selector's scores, and returns fields of the `Plan`: a mask
+rule (`sees`) or an attention `backend`. A rule imports its types from here.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Attend:
 
     system  number of leading blocks that are not passages
     weighs  whether it needs the scores of a selector
-    answer  whether it also restricts tokens of the answer, which are then decoded on contiguous caches
+    answer  whether it also restricts answer tokens, which are then decoded on contiguous KV
     """
 
     weighs: ClassVar[bool] = False
@@ -32,7 +32,7 @@ class Attend:
         registry.check_options(self)
 
     def plan(self, prompt: Prompt, rows: Tensor, scores: Tensor | None) -> dict[str, Any]:
-        """Return fields of `Plan` for `rows` [R], the question's among them; `scores` [T] of the context."""
+        """Return fields of `Plan` for `rows` [R], which include the question; `scores` [T] are those of the context."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Passages and the rest are attended to apart and merged, at a temperature and a scale (APE, arXiv:2502.05431)."""
+"""Separate attention to passages and to other tokens, merged with temperature and scale (APE, arXiv:2502.05431)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,17 +18,17 @@ ELEMENTS = 1 << 26  # maximum number of logits in memory at a time
 
 @dataclass(frozen=True)
 class Ape(Attend):
-    r"""Parallel encoding spreads attention over many passages; a temperature below 1 sharpens it, a scale weighs it.
+    r"""Parallel encoding spreads attention over many passages; a temperature below 1 sharpens it, a scale reduces it.
 
-    temperature   of the logits over passages, T
-    scale         of their log-sum-exp, S, besides the temperature; T = S = 1 is plain attention
+    temperature   T, of the logits over passages
+    scale         S, of their log-sum-exp, in addition to the temperature; T = S = 1 is plain attention
 
-    Rows of the question and of the answer attend so; recomputed tokens of passages attend plainly. APE itself
-    recomputes nothing: `prepare=after_system, positions=shared`.
+    This applies to tokens of the question and the answer; recomputed tokens use plain attention. APE itself recomputes
+    nothing: `prepare=after_system, positions=shared`.
 
     *Follows released code: `ape/ape_llama.py` of Infini-AI-Lab/APE at 52513bc, whose demonstration has T = S = 0.9 (its
-    ChatRAG experiments: T = 0.9, S = 1).* On pages, passages and the rest are two lists; where tokens are recomputed
-    besides, these rows run over a contiguous copy.
+    ChatRAG experiments: T = 0.9, S = 1).* Over pages, passages and other tokens are two page lists. If tokens are
+    recomputed, the request runs over a contiguous copy.
 
     With logits $z$, passages $D$ and all other visible tokens $O$, outputs $o_D$ (of $z / T$) and $o_O$ are merged:
 
@@ -47,7 +47,7 @@ class Ape(Attend):
 
 @dataclass(frozen=True)
 class Merged:
-    """Attention backend: rows behind the positions `apart` attend to these and to all others separately, then merge.
+    """Attention backend: rows after the positions `apart` attend to these and to all others separately, then merge.
 
     On a GPU both parts are computed by `question_attention`.
     """
@@ -63,18 +63,18 @@ class Merged:
         backend: Any = choice.backend_for(problem)
         if backend is choice.TORCH:
             return self._dense(q, keys, values, rows, sees, scale)
-        asked, parts = self._before(rows), []
-        if asked:
-            parts.append(backend(q[:, :asked], keys, values, rows[:asked], causal, None, scale))
-        if asked < len(rows):
+        plain, parts = self._before(rows), []
+        if plain:
+            parts.append(backend(q[:, :plain], keys, values, rows[:plain], causal, None, scale))
+        if plain < len(rows):
             lists = choice.apart(keys.shape[1], self.apart.first, self.apart.end, keys.device)
-            bent = {"scale": scale, "temperature": self.apart.temperature, "gain": self.apart.gain}
+            options = {"scale": scale, "temperature": self.apart.temperature, "gain": self.apart.gain}
             launch = choice.kernel("_pages.apart").launch
-            parts.append(launch(q[None, :, asked:], keys, values, rows[None, asked:], *lists, **bent)[0])
+            parts.append(launch(q[None, :, plain:], keys, values, rows[None, plain:], *lists, **options)[0])
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _before(self, rows: Tensor) -> int:
-        """Return the number of rows before the end of the passages; once for all layers, as it waits for the GPU."""
+        """Return the number of rows before the end of the passages; cached for all layers, since it synchronizes."""
         if not self._counted or self._counted[0][0] is not rows:
             self._counted[:] = [(rows, int((rows < self.apart.end).sum()))]
         return self._counted[0][1]
@@ -85,17 +85,15 @@ class Merged:
         parts, step = [], max(1, ELEMENTS // (len(q) * keys.shape[1]))
         for part, at in zip(grouped.split(step, 2), rows.split(step), strict=True):
             logits = (part @ wide).masked_fill_(~visible(sees, at, columns), -torch.inf)
-            parts.append(self._bent(logits, at[:, None] >= self.apart.end).softmax(-1) @ high)
+            parts.append(self._merged_logits(logits, at[:, None] >= self.apart.end).softmax(-1) @ high)
         return torch.cat(parts, 2).flatten(0, 1).to(q.dtype)
 
-    def _bent(self, logits: Tensor, asks: Tensor) -> Tensor:
-        """Return logits of which a single softmax merges both parts."""
+    def _merged_logits(self, logits: Tensor, after: Tensor) -> Tensor:
+        """Return logits whose plain softmax equals the merge of both parts, for rows `after` the passages."""
         first, end = self.apart.first, self.apart.end
         passages = logits[..., first:end]
         cold = passages / self.apart.temperature
-        whole = cold.logsumexp(-1, keepdim=True)
-        gained = (self.apart.gain * whole).masked_fill(
-            whole.isinf(), 0
-        )  # (S T - 1) times it; 0 for a row that sees none
-        bent = torch.where(asks, cold + gained, passages)
-        return torch.cat((logits[..., :first], bent, logits[..., end:]), -1)
+        total = cold.logsumexp(-1, keepdim=True)
+        gain = (self.apart.gain * total).masked_fill(total.isinf(), 0)  # (S T - 1) log-sum-exp; 0 without passages
+        merged = torch.where(after, cold + gain, passages)
+        return torch.cat((logits[..., :first], merged, logits[..., end:]), -1)

@@ -1,4 +1,4 @@
-"""Computed rows, and the answer, attend to recomputed tokens alone: the rest of the passages is dropped (SAM-KV)."""
+"""Restrict attention of computed tokens and the answer to recomputed tokens; drop other passage tokens (SAM-KV)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,12 @@ from workbench.methods.attend import Attend, Prompt
 
 @dataclass(frozen=True)
 class ChosenTokens(Attend):
-    r"""A sparse context of fresh tokens: what is not recomputed is not read.
+    r"""Sparse context of recomputed tokens: the other passage tokens are not read.
 
-    Every row sees the system prompt, the recomputed tokens and the question, as far as they are before it.
+    Every token attends to the system prompt, the recomputed tokens and the question, up to its own position.
 
-    *Follows a reimplementation: `sam_kv.py` of ChuangtaoChen-TUM/KVPacket, which cuts its cache down to these tokens.*
-    Answers come from contiguous caches: their rows do not see all that is before them.
+    *Follows a reimplementation: `sam_kv.py` of ChuangtaoChen-TUM/KVPacket, which truncates its cache to these tokens.*
+    Answers are decoded on contiguous KV, because their attention is not plainly causal.
 
     With the system tokens $S$, recomputed tokens $R$ and the question $Q$, a row $t$ attends to
 

@@ -1,4 +1,4 @@
-"""Recomputed tokens attend to the part of the context that matters to the question (RelaxKV, arXiv:2609.33503)."""
+"""Recomputed tokens attend to the part of the context that is relevant to the question (RelaxKV, arXiv:2609.33503)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +14,19 @@ from workbench.methods.select import choose
 
 @dataclass(frozen=True)
 class RelaxKv(Attend):
-    r"""A recomputed token sees its own passage, the system prompt, the tokens that score highest, and recomputed ones.
+    r"""A recomputed token attends to its own passage, the system prompt, the highest-scored and the recomputed tokens.
 
     share   of the document tokens that recomputed tokens may attend to, by the selector's scores; 1: all of them
 
-    The question, and the answer behind it, see the whole context.
+    The question and the answer attend to the whole context.
 
     *Follows a description: the paper's abstract says that targets and their context are both chosen by the query; its
-    code is not public.* Its targets differ from layer to layer; here a token is recomputed in all layers or in none.
-    That a token sees its own passage, as its cached state did, is our reading. On pages its rows are computed over a
-    contiguous copy, as mask rules are.
+    code is not public.* Its targets differ by layer; here a token is recomputed in all layers or in none. Attention to
+    the token's own passage, as in its cached state, is our interpretation. Over pages, rows are computed on a
+    contiguous copy, as for any mask rule.
 
-    With the system tokens $S$, those that score highest $B$, the recomputed ones $R$ and the passage $P_t$ of a token,
-    $t \in R$ attends to
+    With the system tokens $S$, the highest-scored tokens $B$, the recomputed tokens $R$ and the passage $P_t$ of a
+    token, $t \in R$ attends to
 
     $$\{ u \le t : u \in S \cup B \cup R \cup P_t \}$$
     """

@@ -1,8 +1,8 @@
-"""How cached keys and values of tokens that are not recomputed are corrected: one method a file, found by `names`.
+"""Corrections of cached keys and values that are not recomputed; one per file, listed by `names`.
 
-A correction is called once a request, besides the selector. It may write to the assembled cache (not to a cached
-block), and may return a function that changes the cache of each layer while the rows are computed (`Plan.adjust`). It
-reports what it computes as passes. A correction imports its types from here.
+A correction is called once per request, in addition to the selector. It may write to the assembled cache (not to a
+cached block), and may return a function that modifies the cache of each layer while rows are computed (`Plan.adjust`).
+It reports its forward passes. A correction imports its types from here.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ __all__ = ["KV", "Adjust", "Correct", "Correction", "Pass", "Prompt", "named", "
 
 @dataclass(frozen=True)
 class Correction:
-    """Result of a correction: what is left to compute of one request.
+    """Result of a correction: the remaining work of one request.
 
     rows      [R] context tokens to recompute
-    adjust    changes each layer's cache while they are computed (`Plan.adjust`)
+    adjust    modifies each layer's cache while they are computed (`Plan.adjust`)
     passes    forward passes that the correction ran
-    computed  number of context tokens that these computed in full, in all layers
+    computed  number of context tokens that these computed in all layers
     """
 
     rows: Tensor
@@ -43,9 +43,9 @@ class Correction:
 class Correct:
     """Base class of corrections of assembled caches.
 
-    system   number of leading blocks that are exact as cached
+    system   number of leading blocks whose cached KV is exact
     chooses  whether it selects tokens to recompute itself, by a ratio, if there is no selector
-    IN_FULL  why it may compute whole prompts, and what lets it reuse more
+    IN_FULL  hint for users: why it may compute whole prompts, and which option increases reuse
     """
 
     chooses: ClassVar[bool] = False
@@ -64,18 +64,18 @@ class Correct:
         rows: Sequence[Tensor] | None,
         ratio: float | None,
     ) -> list[Correction]:
-        """Correct the caches of a batch; `rows` [R] of each are recomputed (None: chosen here by `ratio`)."""
+        """Correct the caches of a batch; `rows` [R] of each are recomputed (None: selected here by `ratio`)."""
         raise NotImplementedError
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
-        """Replace blocks of `context` by corrected ones in pages, pinned; return False if it needs an assembled cache.
+        """Replace blocks of `context` by corrected, pinned ones in pages; return False if it needs an assembled cache.
 
         Blocks of `context` stay pinned in any case.
         """
         return False
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """Return the passes that every request computes for it before tokens are recomputed."""
+        """Return the passes that it adds to every request before tokens are recomputed."""
         return ()
 
 

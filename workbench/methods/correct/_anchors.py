@@ -1,4 +1,4 @@
-"""Anchors of the places of prompts: passages of earlier requests, and which of them a new passage is near."""
+"""KVCOMM's anchors: passages of earlier requests by their place in the prompt, compared with new passages."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import Pair, stretch
 from workbench.models.spec import ModelSpec
 
-OLDEST = 5  # the least used of so many oldest anchors is evicted (released code)
-NUCLEUS = 0.9  # the nearest anchors, up to this weight, count as used (released code)
+OLDEST = 5  # the least used of the OLDEST oldest anchors is evicted (released code)
+NUCLEUS = 0.9  # cumulative weight of the nearest anchors, which count as used (released code)
 
 
 @dataclass(eq=False)
 class Anchor:
-    """A passage as cached, and the offsets to full attention, [C, length, D] each, in the model's dtype."""
+    """A cached passage and its offsets to full attention, [C, length, D] each, in the model's dtype."""
 
     cached: Pair
     moved: Pair
     used: int = 0
     number: int = field(default_factory=count().__next__)  # unique
     length: int = field(init=False)
-    row: tuple[int, ...] = field(init=False, repr=False)  # addresses of its tensors, and their stride from head to head
+    row: tuple[int, ...] = field(init=False, repr=False)  # addresses of its tensors, and their head stride
 
     def __post_init__(self) -> None:
         four = [x.contiguous() for x in (*self.cached, *self.moved)]
@@ -38,7 +38,7 @@ class Anchor:
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """A corrected passage, a `block` in pages: the numbers of its `anchors`, and the indices of those it used."""
+    """A corrected passage: its `block` in pages, the numbers of its `anchors`, and the indices of those it used."""
 
     anchors: list[int]
     used: Sequence[int]
@@ -46,12 +46,12 @@ class Corrected:
 
 
 @dataclass(frozen=True, eq=False)
-class Met:
+class Comparison:
     """The comparison of a passage with the anchors of its place.
 
-    weights  [2, A, n] fp32 of keys and of values, by which offsets are averaged
-    near     whether it is near some of them, not equally far from all
-    used     indices of those that it is near
+    weights  [2, A, n] fp32 for keys and values, by which offsets are averaged
+    near     whether it is near some anchors, instead of equally far from all
+    used     indices of the anchors that it is near
     """
 
     weights: Tensor
@@ -60,7 +60,7 @@ class Met:
 
 
 class Rule(Protocol):
-    """The fields of `Kvcomm`: `most` anchors per place, and the parameters by which passages are compared."""
+    """The fields of `Kvcomm`: `most` anchors per place, and the parameters of the comparison."""
 
     @property
     def most(self) -> int: ...
@@ -74,64 +74,66 @@ class Rule(Protocol):
     def system(self) -> int: ...
 
 
-def held_of(rule: Rule, lengths: list[int]) -> list[list[Anchor]]:
-    """Return the anchors of each place that are at least as long as its passage; none if there is only one.
+def usable_anchors(rule: Rule, lengths: list[int]) -> list[list[Anchor]]:
+    """Return the usable anchors of each place: at least two, each at least as long as the passage; else none.
 
     Returns [] if `most` is 0, which turns corrections off.
     """
     kept = [rule.anchors.get(place, []) for place, _ in enumerate(lengths, rule.system)] if rule.most else []
-    held = [[anchor for anchor in each if anchor.length >= n] for each, n in zip(kept, lengths, strict=False)]
-    return [each if len(each) > 1 else [] for each in held]
+    usable = [[anchor for anchor in each if anchor.length >= n] for each, n in zip(kept, lengths, strict=False)]
+    return [each if len(each) > 1 else [] for each in usable]
 
 
-def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: float, temperature: float) -> list[Met]:
-    """Compare passages with anchors by the distances `far` [3, A, N] of their tokens. Waits for the GPU."""
+def meet(
+    far: Tensor, lengths: list[int], usable: list[list[Anchor]], threshold: float, temperature: float
+) -> list[Comparison]:
+    """Compare passages with anchors by the distances `far` [3, A, N] of their tokens. Synchronizes with the GPU."""
     weights = (-far[:2] / temperature).softmax(1).split(lengths, 2)
     squares = torch.stack([part.sum(1) for part in far[2].cpu().split(lengths, 1)])
-    alike = (-squares.sqrt()).softmax(1)
-    entropy = -(alike * (alike + 1e-40).log2()).sum(1)
-    near = (entropy <= threshold * torch.tensor([*map(len, held)]).float().log2()).tolist()  # nan without anchors
-    order = alike.sort(1, descending=True)
+    similarity = (-squares.sqrt()).softmax(1)
+    entropy = -(similarity * (similarity + 1e-40).log2()).sum(1)
+    near = (entropy <= threshold * torch.tensor([*map(len, usable)]).float().log2()).tolist()  # nan without anchors
+    order = similarity.sort(1, descending=True)
     used = order.values.cumsum(1) - order.values < NUCLEUS
     some = [best[taken].tolist() if each else [] for best, taken, each in zip(order.indices, used, near, strict=True)]
-    return [Met(*one) for one in zip(weights, near, some, strict=True)]
+    return [Comparison(*one) for one in zip(weights, near, some, strict=True)]
 
 
 def keep(anchors: list[Anchor], new: Anchor, most: int) -> None:
-    """Add an anchor to those of a place; of `most`, evict one."""
+    """Add an anchor to those of a place; evict one if there are `most` already."""
     if len(anchors) >= most:
         anchors.remove(min(anchors[:OLDEST], key=lambda anchor: anchor.used))
     anchors.append(new)
 
 
-def count_used(held: list[list[Anchor]], used: Iterable[Sequence[int]]) -> None:
-    """Increment the use counts of the anchors that passages are near."""
-    for anchors, some in zip(held, used, strict=True):
+def count_used(usable: list[list[Anchor]], used: Iterable[Sequence[int]]) -> None:
+    """Increment the use counts of anchors."""
+    for anchors, some in zip(usable, used, strict=True):
         for number in some:
             anchors[number].used += 1
 
 
 def cut(spec: ModelSpec, kv: KV, starts: list[int], lengths: list[int]) -> list[Pair]:
-    """Copy places out of a cache, with keys rotated as if each place began at position 0."""
+    """Copy places out of a cache, with keys rotated as if each place started at position 0."""
     parts = stretch(kv.keys, kv.values, starts, lengths, spec.inv_freq, spec.pairing)
     return list(zip(*(x.split(lengths, 1) for x in parts), strict=True))
 
 
 def kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
-    """Return the class `Meeting`, whose kernels compare and move places; None if torch is used instead."""
+    """Return the class `Meeting`, whose kernels compare and correct places; None if torch is used instead."""
     module = choice.kernel("_anchors.meeting") if choice.on_gpu(spec.device) else None
     return module.Meeting if module is not None and module.fits(keys, values, spec.inv_freq) else None
 
 
 def in_pages(
-    rule: Rule, blocks: BlockPages, context: list[Cached], starts: Sequence[int], held: Sequence[list[Anchor]]
+    rule: Rule, blocks: BlockPages, context: list[Cached], starts: Sequence[int], usable: Sequence[list[Anchor]]
 ) -> list[Corrected] | None:
-    """Return the corrected blocks of the places, kept or new; None without kernels, or if a passage is near no anchor.
+    """Return corrected blocks for the places, cached or new; None without kernels, or if a passage is near no anchor.
 
-    Every block pinned on the way is added to `context`.
+    Every block that is pinned here is added to `context`.
     """
     pool, stale, owner = blocks.pool, context[rule.system :], id(rule.anchors)
-    meeting_of, numbers = kernels(pool.spec, pool.keys, pool.values), [[x.number for x in each] for each in held]
+    meeting_of, numbers = kernels(pool.spec, pool.keys, pool.values), [[x.number for x in each] for each in usable]
     if meeting_of is None:
         return None
     done: dict[int, Corrected] = {}
@@ -143,16 +145,16 @@ def in_pages(
     if new := [place for place, _ in enumerate(stale) if place not in done]:
         made = [blocks.blank(stale[place].length, stale[place].start) for place in new]
         context += made
-        of = [stale[place] for place in new], [x.length for x in made], [held[place] for place in new]
+        of = [stale[place] for place in new], [x.length for x in made], [usable[place] for place in new]
         paged = [x.start for x in made], [x.numbers for x in of[0]], [x.numbers for x in made], pool.size
         where = [starts[place] for place in new], *of[1:]
         with pool.in_order():
             meeting = meeting_of(pool.keys, pool.values, *where, pool.spec.inv_freq, pool.pairing, paged)
-            met = meet(meeting.far(), *of[1:], rule.threshold, rule.temperature)
-            if not all(each.near for each in met):
+            compared = meet(meeting.far(), *of[1:], rule.threshold, rule.temperature)
+            if not all(each.near for each in compared):
                 return None
-            meeting.move(torch.cat([each.weights for each in met], 2))
-        for place, block, old, each in zip(new, made, of[0], met, strict=True):
+            meeting.move(torch.cat([each.weights for each in compared], 2))
+        for place, block, old, each in zip(new, made, of[0], compared, strict=True):
             done[place] = old.derived[owner, place] = Corrected(numbers[place], each.used, block)
             blocks.keep(block, old)
     return [done[place] for place, _ in enumerate(stale)]

@@ -17,20 +17,20 @@ from workbench.methods.registry import is_number, ruled, whole
 
 @dataclass(frozen=True)
 class AgentKvShift(Correct):
-    r"""Of every passage, the tokens that deviate most are recomputed; all others move by the mean of what these moved.
+    r"""Recompute the tokens of every passage that deviate most, and shift the others by the mean change of these.
 
-    layer   where deviation is measured; layers 0 to it are computed in full, and their keys and values are fresh
-    cap     most weight of a token that moves
+    layer   layer in which deviation is measured; layers 0 to this one are computed for all tokens and are exact
+    cap     maximum weight of a shift
 
-    Probes are the ⌈ratio · n⌉ tokens of a passage with the largest distance, for keys and for values apart, so up to
-    twice the ratio is computed. With `select`, the tokens that it chooses are the probes of both.
+    Probes are the ⌈ratio · n⌉ tokens of a passage with the largest distance, selected separately for keys and values,
+    so up to twice the ratio is computed. With `select`, its tokens are the probes of both.
 
     *Follows the paper's algorithm 1 as a public reimplementation (moriowen/kvreuse) reads it.* A token that is a probe
-    of values alone has a fresh key, too, and keeps it. Distances are taken after RoPE. On pages the rows are computed
-    over a contiguous copy: every layer of the cache is written.
+    for values only also gets, and keeps, a recomputed key. Distances are measured after RoPE. Over pages, rows are
+    computed on a contiguous copy, because every layer of the cache is written.
 
-    *It harms where few are computed:* up to a charged share of 20%, `smollm2-reader` answers fewer of Natural Questions
-    than over the same blocks uncorrected (`data/benchmarks/notes.md`).
+    *It reduces accuracy at low ratios:* up to a charged share of 20%, `smollm2-reader` answers fewer of Natural
+    Questions than over the same blocks uncorrected (`data/benchmarks/notes.md`).
 
     With distances $d_t$ at `layer`, probes $P$ of a passage, and $x$ its keys or values in a later layer $l$, stale and
     fresh ($\hat x$):
@@ -83,14 +83,14 @@ class AgentKvShift(Correct):
     def _probes(self, distance: Tensor, prompt: Prompt, ratio: float) -> Tensor:
         found = [distance.new_zeros(0, dtype=torch.int64)]
         for begin, end in pairwise(prompt.starts[self.system :]):
-            most = distance[begin:end].sort(descending=True, stable=True).indices[: ceil(ratio * (end - begin))]
-            found.append(begin + most)
+            largest = distance[begin:end].sort(descending=True, stable=True).indices[: ceil(ratio * (end - begin))]
+            found.append(begin + largest)
         return torch.cat(found).cpu()
 
     def _shift(
         self, prompt: Prompt, layers: list[Tensor], probes: Tensor, distance: Tensor, computed: Tensor
     ) -> Callable[[int, Tensor], None]:
-        """Return a function that shifts a layer's other keys, or values, by the mean change of their block's probes."""
+        """Return a function that shifts a layer's other keys (or values) by the mean change of their block's probes."""
         where, blocks = layers[0].device, len(prompt.context)
         stays = torch.ones(prompt.starts[-1], dtype=torch.bool)
         stays[: prompt.starts[min(self.system, blocks)]] = stays[computed] = False

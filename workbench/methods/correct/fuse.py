@@ -1,4 +1,4 @@
-"""Recomputed keys and values are mixed with the cached ones (SAM-KV's fusion)."""
+"""Interpolate between recomputed and cached keys and values (SAM-KV's fusion)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from workbench.methods.correct import KV, Correct, Correction, Prompt
 
 @dataclass(frozen=True)
 class Fuse(Correct):
-    r"""Every recomputed token of a passage keeps a part of what was cached; rows attend to the mixture.
+    r"""Mix the keys and values of every recomputed token with the cached ones; queries attend to the mixture.
 
-    theta   weight of what is computed now; 1: nothing of the cache stays
+    theta   weight of the recomputed values; 1: the cached ones are dropped
 
-    *Follows a reimplementation: `kv_packet/cache_comb` of ChuangtaoChen-TUM/KVPacket, where SAM-KV fuses with 0.9.* On
-    pages the rows are computed over a contiguous copy: cached rows are written.
+    *Follows a reimplementation: `kv_packet/cache_comb` of ChuangtaoChen-TUM/KVPacket, where SAM-KV fuses with 0.9.*
+    Over pages, rows are computed on a contiguous copy, because cached rows are written.
 
-    With $x$ the cached keys or values of a recomputed token and $\hat x$ those that are computed:
+    With $x$ the cached and $\hat x$ the recomputed keys or values of a token:
 
     $$x \leftarrow (1 - \theta) \, x + \theta \, \hat x$$
     """

@@ -13,7 +13,7 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import InTorch
 from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt
-from workbench.methods.correct._anchors import Anchor, count_used, cut, held_of, in_pages, keep, kernels, meet
+from workbench.methods.correct._anchors import Anchor, count_used, cut, in_pages, keep, kernels, meet, usable_anchors
 from workbench.methods.registry import whole
 from workbench.models.spec import ModelSpec, attach
 
@@ -22,22 +22,23 @@ NOTHING = torch.tensor([], dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Kvcomm(Correct):
-    r"""Every place of a prompt keeps anchors; a passage there gets the mean of their offsets, by how alike they are.
+    r"""Keep anchors for every place of a prompt, and add the similarity-weighted mean of their offsets to a passage.
 
-    most         anchors of a place that are kept; 0: nothing is ever corrected
-    threshold    a prompt is computed in full, and its passages become anchors, where the entropy of the likeness of
-                 one of them is above this share of the largest
-    temperature  of the weights by which offsets are joined, token by token
+    most         maximum number of anchors per place; 0: no correction
+    threshold    a prompt is computed in full, and its passages become anchors, if the entropy of the similarities of
+                 one of them exceeds this share of the largest possible entropy
+    temperature  of the weights by which offsets are averaged, token by token
 
-    An anchor is at least as long as what it corrects, and lives with this object: requests are answered in order. A
-    prompt whose place has fewer than two such anchors is computed in full. Layer 0 is exact as cached.
+    An anchor is at least as long as the passage that it corrects. Anchors are stored in this object, so the order of
+    requests matters. A prompt with fewer than two such anchors in a place is computed in full. Cached KV of layer 0 is
+    exact.
 
-    *Follows released code: `KVCOMM/llm/kvcomm_engine.py` of FastMAS/KVCOMM, for passages in place of agents' messages.*
-    On pages of a GPU passages are compared where they are cached, and stay as corrected, in pages of their own.
-    Its charged share counts tokens that are computed; all keys and values of the anchors are read besides: a prompt of
-    passages that are new to their places takes twice the time of plain reuse (`data/benchmarks/notes.md`).
+    *Follows released code: `KVCOMM/llm/kvcomm_engine.py` of FastMAS/KVCOMM, for passages instead of agents' messages.*
+    On a GPU, passages are compared in their pages, and corrected passages are cached in separate pages. The charged
+    share counts computed tokens only, but all keys and values of the anchors are read as well: a prompt of passages
+    that are new to their places takes twice the time of plain reuse (`data/benchmarks/notes.md`).
 
-    With stale $x$ of a passage and $x^a$, $\Delta^a$ cached and moved of anchor $a$ ($x$ keys, or values):
+    With the cached $x$ of a passage, and the cached $x^a$ and offset $\Delta^a$ of anchor $a$ ($x$ keys, or values):
 
     $$w_t^a \propto \exp(-\overline{|x_t - x_t^a|} / \tau), \qquad x_t \leftarrow x_t + \sum_a w_t^a \Delta_t^a$$
     """
@@ -66,16 +67,16 @@ class Kvcomm(Correct):
 
     def _one(self, model: PreTrainedModel, spec: ModelSpec, prompt: Prompt, kv: KV, rows: Tensor) -> Correction:
         starts, lengths = self._stretch(prompt)
-        held = held_of(self, lengths)
-        if not held:
+        usable = usable_anchors(self, lengths)
+        if not usable:
             return Correction(rows)
-        if any(held):
+        if any(usable):
             meeting_of = kernels(spec, kv.keys, kv.values) or InTorch
-            meeting = meeting_of(kv.keys, kv.values, starts, lengths, held, spec.inv_freq, spec.pairing)
-            met = meet(meeting.far(), lengths, held, self.threshold, self.temperature)
-            count_used(held, (each.used for each in met))
-            if all(each.near for each in met):
-                meeting.move(torch.cat([each.weights for each in met], 2))
+            meeting = meeting_of(kv.keys, kv.values, starts, lengths, usable, spec.inv_freq, spec.pairing)
+            compared = meet(meeting.far(), lengths, usable, self.threshold, self.temperature)
+            count_used(usable, (each.used for each in compared))
+            if all(each.near for each in compared):
+                meeting.move(torch.cat([each.weights for each in compared], 2))
                 kv.changed()
                 return Correction(rows)
         before, (truth,) = cut(spec, kv, starts, lengths), exact(model, [prompt], spec.layers)
@@ -87,18 +88,18 @@ class Kvcomm(Correct):
         return Correction(NOTHING, passes=context_pass(model, prompt, spec.layers), computed=prompt.starts[-1])
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
-        """Put passages as they are corrected in place of those cached; False where it takes an assembled cache.
+        """Replace cached passages by corrected ones; return False if that needs an assembled cache.
 
-        A corrected passage stays beside the cached one, for requests that have it in a place of the same anchors.
+        A corrected passage stays cached for requests that have it in a place with the same anchors.
         """
         starts, lengths = self._stretch(prompt)
-        held, stale = held_of(self, lengths), context[self.system :]
-        if not held:
+        usable, stale = usable_anchors(self, lengths), context[self.system :]
+        if not usable:
             return True
-        corrected = in_pages(self, blocks, context, starts, held) if all(held) else None
+        corrected = in_pages(self, blocks, context, starts, usable) if all(usable) else None
         if corrected is None:
             return False
-        count_used(held, (each.used for each in corrected))
+        count_used(usable, (each.used for each in corrected))
         context[self.system :] = [each.block for each in corrected]
         blocks.unpin(stale)
         return True

@@ -1,1 +1,1 @@
-"""The methods, one a file, by the name of their mode."""
+"""Methods, one file per mode, named after it."""

@@ -18,11 +18,11 @@ from workbench.store import Store
 
 @dataclass(frozen=True)
 class Full:
-    """Every token is computed.
+    """Compute every token.
 
     sees     returns the mask rule of a prompt, as `core.masks.block_attention` does; None: causal
     sparse   selects the key tiles that are attended to
-    chunk    rows of one pass; None: all at once
+    chunk    query tokens per pass; None: no chunking
     """
 
     sees: Callable[[Prompt], Sees] | None = None

@@ -1,4 +1,4 @@
-"""Superposition prompting: every document is read with the question on its own path; the likeliest are joined.
+"""Superposition prompting: one path per document, with the question; the most likely paths are joined.
 
 Merth et al., arXiv:2404.06910 (ICML 2024); a baseline of Block-Attention's table 2.
 """
@@ -28,7 +28,7 @@ PATHS = 4  # paths whose logits are in memory in fp32 at a time
 
 
 class Placed(NamedTuple):
-    """Cached tokens, the position that the first one shall get, and the step between tokens; both may be fractional."""
+    """Cached tokens, the new position of the first, and the distance between tokens; both may be fractional."""
 
     kv: KV
     first: float
@@ -37,21 +37,21 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Superposition:
-    r"""Paths system → document → question run side by side; the `paths` likeliest of them are joined for the answer.
+    r"""Compute paths system → document → question in parallel, and join the `paths` most likely for the answer.
 
-    *Follows the paper, but for what is said below.* Its released code, `transformers.patch` of
-    apple/ml-superposition-prompting at 69c1203, takes P(q | d) per token as well, so that P(d) weighs more, and weakens
-    what the answer sees of the joined paths by their probabilities.
+    *Follows the paper, with the exceptions below.* Its released code, `transformers.patch` of
+    apple/ml-superposition-prompting at 69c1203, also normalizes P(q | d) per token, which gives P(d) more weight, and
+    scales the answer's attention to the joined paths by their probabilities.
 
-    A path's question sees the system block and its own document only. Paths are ranked by the posterior of their
-    document, P(d | q) ∝ P(q | d) P(d), probabilities of the model after the system block. P(d) is taken per token, so
-    that a long document is not put behind for its length, and kept with this object: whoever reads a document first is
-    charged for it. `prior=False` leaves it out and saves reading the documents.
+    The question of a path attends to the system block and its own document only. Paths are ranked by the posterior of
+    their document, P(d | q) ∝ P(q | d) P(d), with probabilities of the model after the system block. P(d) is normalized
+    per token, to avoid a penalty for long documents, and cached in this object: the first request with a document pays
+    for it. `prior=False` omits P(d) and saves this pass over the documents.
 
     Positions are at equilibrium: every document spans the harmonic mean of all lengths, so all paths end at the same
     position. A document is encoded at its own length and its keys are stretched afterwards, which keeps it cacheable
-    (the paper encodes it stretched). The last token of the question is held back to join the paths: it sees the system
-    block, the kept documents and their questions, and gives the first token.
+    (the paper encodes it stretched). The last token of the question joins the paths: it is computed after the ranking,
+    attends to the system block, the kept documents and their questions, and gives the first token.
 
     $$P(d \mid q) \propto P(q \mid d)\, P(d)$$
     """
@@ -73,14 +73,14 @@ class Superposition:
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
         self.check(model, prompts)
-        kept = MemoryStore(UNLIMITED) if store is None else store
-        return [self._begin(model, prompt, kept, reserve) for prompt in prompts]
+        store = MemoryStore(UNLIMITED) if store is None else store
+        return [self._begin(model, prompt, store, reserve) for prompt in prompts]
 
     def _begin(self, model: PreTrainedModel, prompt: Prompt, store: Store, reserve: int) -> ReadyRequest:
         spec = attach(model)
         system, *documents = prompt.context
-        asked, last = Block(prompt.blocks[-1].tokens[:-1]), prompt.blocks[-1].tokens[-1]
-        spec.check_tokens(Prompt((system, max(documents, key=len), asked)).tokens)
+        head, last = Block(prompt.blocks[-1].tokens[:-1]), prompt.blocks[-1].tokens[-1]
+        spec.check_tokens(Prompt((system, max(documents, key=len), head)).tokens)
         first, *cached = fetch(model, prompt.context, store, [(), *[(system,)] * len(documents)])
         start, span = len(system), len(documents) / sum(1 / len(document) for document in documents)  # harmonic mean
         steps = [span / len(document) for document in documents]
@@ -91,26 +91,26 @@ class Superposition:
                 [Placed(first, more), Placed(kv, start + more, step)]
                 for kv, step, more in zip(cached, steps, late, strict=True)
             ],
-            len(asked),
+            len(head),
         )
         known = fingerprint(model)
         keys = [(known, system.content, document.content) for document in documents]
         read = [d for d, key in zip(documents, keys, strict=True) if self.prior and key not in self.priors]
-        question = torch.tensor(asked.tokens)
+        question = torch.tensor(head.tokens)
         best = self._best(model, system, keys, read, question, prefill_parts(model, question, paths))
-        length = start + sum(len(documents[i]) + len(asked) for i in best) + 1
-        more = length - 1 - (start + span + len(asked))
+        length = start + sum(len(documents[i]) + len(head) for i in best) + 1
+        more = length - 1 - (start + span + len(head))
         parts = [Placed(first, more), *(Placed(cached[i], start + more, steps[i]) for i in best)]
         ends = [(paths.kv(i), len(documents[i]) + start) for i in best]
         parts += [Placed(kv.slice(end, len(kv)), start + span + more) for kv, end in ends]
         kv = _place(spec, [parts], 1 + reserve).kv(0, reserve)
         kept = chain.from_iterable(documents[i].tokens for i in best)
-        tokens = torch.tensor([*system.tokens, *kept, *asked.tokens * len(best), last])
+        tokens = torch.tensor([*system.tokens, *kept, *head.tokens * len(best), last])
         spec.check_tokens(tokens)
         request = PrefillRequest(tokens, Plan(torch.tensor([length - 1])), kv)
-        passes = [Pass(range(n - len(asked), n), n, forward=1) for n in paths.lengths]
+        passes = [Pass(range(n - len(head), n), n, forward=1) for n in paths.lengths]
         passes += [Pass(range(start + len(d)), start + len(d)) for d in read]
-        computed = len(asked) * len(documents) + 1 + sum(map(len, read))
+        computed = len(head) * len(documents) + 1 + sum(map(len, read))
         reused = start + sum(map(len, documents)) - sum(map(len, read))
         return ReadyRequest(request, (*passes, Pass([length - 1], length, forward=2)), computed, reused)
 
@@ -127,8 +127,8 @@ class Superposition:
 
         `keys` are the keys of all documents in `priors`; those of `read` are computed here.
         """
-        asked = question.to(logits.device)
-        scores = torch.cat([_likelihood(some, asked) for some in logits.split(PATHS)]).cpu()  # waits for the GPU once
+        question = question.to(logits.device)
+        scores = torch.cat([_likelihood(part, question) for part in logits.split(PATHS)]).cpu()  # one synchronization
         outputs = prefill_many(model, [all_rows(model, Prompt((system, document)).tokens) for document in read])
         for document, output in zip(read, outputs, strict=True):
             assert output.logits is not None
@@ -142,18 +142,18 @@ class Superposition:
 
 def _likelihood(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return the log-probability [...] of a text's tokens [R] after the first, by its logits [..., R, V]."""
-    told = logits[..., :-1, :].float().log_softmax(-1)
-    return told.gather(-1, tokens[1:, None].expand(*told.shape[:-1], 1)).sum((-2, -1))
+    logs = logits[..., :-1, :].float().log_softmax(-1)
+    return logs.gather(-1, tokens[1:, None].expand(*logs.shape[:-1], 1)).sum((-2, -1))
 
 
 def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int) -> Parts:
-    """Join the parts of every path, with room for `unwritten` tokens behind each; one rotation per layer."""
+    """Concatenate the parts of every path, with room for `unwritten` tokens after each; one rotation per layer."""
     gap = Placed(spec.empty(unwritten), 0)
-    held = [part for parts in paths for part in (*parts, gap)]
-    distance = _distances(held, spec.device)
+    joined = [part for parts in paths for part in (*parts, gap)]
+    distance = _distances(joined, spec.device)
     keys, values = (
         [torch.cat(layer, 1) for layer in zip(*x, strict=True)]
-        for x in ([p.kv.keys for p in held], [p.kv.values for p in held])
+        for x in ([p.kv.keys for p in joined], [p.kv.values for p in joined])
     )
     if choice.on_gpu(spec.device):
         for layer, table in zip(keys, spec.inv_freq, strict=True):
@@ -163,14 +163,14 @@ def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int) -
     return Parts(keys, values, [sum(len(part.kv) for part in parts) + unwritten for parts in paths])
 
 
-def _distances(held: Sequence[Placed], device: torch.device) -> torch.Tensor:
-    """Return by how much every token of `held` moves (fp64).
+def _distances(parts: Sequence[Placed], device: torch.device) -> torch.Tensor:
+    """Return by how many positions every token of `parts` moves (fp64).
 
-    Computed on `device`: more numbers than torch gives to one thread of a host, whose others are slow to wake.
+    This runs on `device`: the tensors are large enough for torch to use several host threads, which are slow to wake.
     """
-    sizes = torch.tensor([len(part.kv) for part in held])
-    ends, moved = sizes.cumsum(0), [(part.first - part.kv.start, part.step - 1) for part in held]
+    sizes = torch.tensor([len(part.kv) for part in parts])
+    ends, moved = sizes.cumsum(0), [(part.first - part.kv.start, part.step - 1) for part in parts]
     starts, total = (ends - sizes).to(device), int(ends[-1])
-    of = torch.arange(len(held), device=device).repeat_interleave(sizes.to(device), output_size=total)
+    of = torch.arange(len(parts), device=device).repeat_interleave(sizes.to(device), output_size=total)
     shift, step = torch.tensor(moved, dtype=torch.float64).to(device).unbind(1)
     return shift[of] + (torch.arange(total, device=device) - starts[of]) * step[of]

@@ -1,9 +1,9 @@
-"""Answer prompts over the pages of one pool by captured steps, in continuous batches of any lengths and methods.
+"""Answer prompts over the pages of one pool with CUDA graphs, in continuous batches of any lengths and methods.
 
-Cached blocks are in pages that all prompts share (`engine.pages.block_pages`). Requests wait until the pool has pages
-for them; they are prefilled together, and decoded together some tokens at a time; one that ends makes room for others.
-What a step of fixed shape cannot do (sparse attention, chunks, mask rules, thousands of rows) is computed on a
-contiguous copy of the pages, whose rows are written back; decoding is captured in any case.
+Cached blocks are in pages shared by all prompts (`engine.pages.block_pages`). Requests wait until the pool has pages
+for them, are prefilled together, and are decoded together a few tokens at a time; a request that ends makes room for
+others. Prefills without a fixed shape (sparse attention, chunks, mask rules, thousands of rows) run on a contiguous
+copy of the pages, and their rows are written back; decoding is captured for every request.
 """
 
 from collections import deque
@@ -32,11 +32,11 @@ from workbench.methods.paged.request import PageRequest, begin_blank, begin_copi
 from workbench.methods.request_report import WatchedStore, receipts_of, timed
 
 ROWS = 4096  # maximum number of prompt tokens, padding included, per captured step
-UNCAPTURED = 256  # without capture, longer whole prompts are computed in place
+UNCAPTURED = 256  # without capture, longer full prompts are computed on contiguous KV
 
 
 def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) -> None:
-    """Prefill requests of one method and store, up to the logits behind their prompts."""
+    """Prefill requests of one method and store, up to the logits after their prompts."""
     begin = perf_counter()
     watched = WatchedStore(group[0].store)
     method, prompts = group[0].method, [request.prompt for request in group]
@@ -46,10 +46,10 @@ def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) ->
         begin_blank(blocks, group)
     else:
         begin_copied(runner, blocks, group, method.begin(runner.model, prompts, watched))
-    begun = perf_counter()
+    placed = perf_counter()
     _compute(runner, group)
-    seconds = dict(watched.seconds) | {"prefill": perf_counter() - begun}
-    seconds["place"] = begun - begin - sum(watched.seconds.values())
+    seconds = dict(watched.seconds) | {"prefill": perf_counter() - placed}
+    seconds["place"] = placed - begin - sum(watched.seconds.values())
     ready = [request.ready for request in group if request.ready is not None]
     receipts = receipts_of(prompts, ready, watched.lookups, getattr(method, "positions", "re-encoded"))
     for request, receipt in zip(group, receipts, strict=True):
@@ -70,8 +70,8 @@ def _compute(runner: Runner, group: Sequence[PageRequest]) -> None:
             else:
                 copies.append(request)
     for part in _packs(steps):
-        asked = [_asked(request) for request in part]
-        logits = runner.prefill([paged for paged, _ in asked], [ids for _, ids in asked])
+        inputs = [_step_input(request) for request in part]
+        logits = runner.prefill([paged for paged, _ in inputs], [ids for _, ids in inputs])
         for request, row in zip(part, logits, strict=True):
             request.logits = row
     if copies:
@@ -79,19 +79,19 @@ def _compute(runner: Runner, group: Sequence[PageRequest]) -> None:
 
 
 def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
-    """Compute requests on copies of their pages, layer by layer as they are filled; `_write_back` must follow."""
+    """Compute requests on copies of their pages, layer by layer as they are gathered; `_write_back` must follow."""
     ready, waits, pool = list[ReadyRequest](), list[Wait | None](), runner.pool
     for request in group:
         one = request.ready
         assert one is not None
         wait: Wait | None = None
-        asked = request.context, len(request.prompt) - sum(map(len, request.context)), request.positions
+        source = request.context, len(request.prompt) - sum(map(len, request.context)), request.positions
         if not request.context:
             request.copy = pool.spec.empty(len(request.prompt))
         elif request.copy is None and one.chunk:
-            request.copy = pool.gather(*asked)
+            request.copy = pool.gather(*source)
         elif request.copy is None:
-            request.copy, wait = pool.gathering(*asked)
+            request.copy, wait = pool.gathering(*source)
         ready.append(replace(one, request=replace(one.request, kv=request.copy)))
         waits.append(wait)
     for request, row in zip(group, finish(runner.model, ready, waits), strict=True):
@@ -102,14 +102,14 @@ def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
 
 
 def _write_back(runner: Runner, request: PageRequest) -> None:
-    """Copy the rows that were computed on a copy into the pages of a request, if they are read later."""
+    """Write rows that were computed on a copy into the pages of a request, if they will be read."""
     if request.copy is not None and request.paged is not None and request.ready is not None:
         if request.keep or request.ended is None:
             runner.pool.write(request.paged, request.copy, len(request.ready.request.plan.rows))
         request.copy = None
 
 
-def _asked(request: PageRequest) -> tuple[PagedPrompt, Tensor]:
+def _step_input(request: PageRequest) -> tuple[PagedPrompt, Tensor]:
     assert request.paged is not None and request.ready is not None
     one = request.ready.request
     return request.paged, one.tokens[one.plan.rows]
@@ -118,8 +118,8 @@ def _asked(request: PageRequest) -> tuple[PagedPrompt, Tensor]:
 def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
     """Group requests of similar numbers of rows, up to ROWS tokens per group, padding included."""
     group: list[PageRequest] = []
-    for request in sorted(requests, key=lambda one: len(_asked(one)[1])):
-        if group and (len(group) + 1) * len(_asked(request)[1]) > ROWS:
+    for request in sorted(requests, key=lambda one: len(_step_input(one)[1])):
+        if group and (len(group) + 1) * len(_step_input(request)[1]) > ROWS:
             yield group
             group = []
         group.append(request)
@@ -127,10 +127,10 @@ def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
         yield group
 
 
-MOST = 32  # requests that are decoded together
-PROMPTS = 16384  # prompts of so many tokens are begun together, or of a quarter of the pool if that is more
+MOST = 32  # default maximum number of requests decoded together
+PROMPTS = 16384  # maximum prompt tokens that are prefilled together, or a quarter of the pool if that is more
 QUANTUM = 8  # tokens decoded between admissions
-FORCED = 1024  # maximum number of answer tokens, padding included, that one step predicts
+FORCED = 1024  # maximum number of teacher-forced tokens per step, padding included
 
 
 class PagedAnswers:
@@ -144,13 +144,13 @@ class PagedAnswers:
         self.model, self.most = model, most
         self.waiting, self.running = deque(requests), list[PageRequest]()
         self.progress: Callable[[int, int], None] | None = None  # called with (ended, total) every few tokens
-        self._held: list[PageRequest] = []  # ended requests that are kept
+        self._held: list[PageRequest] = []  # ended requests with `keep`
         self._pages = pages_of(model)
         self.runner, self.blocks = self._pages.of(model, max((needed(one, PAGE) for one in requests), default=1))
         self.pool = self.runner.pool
 
     def run(self) -> Generator[tuple[PageRequest, int], None, None]:
-        """Answer all requests and yield (request, token id) as tokens come; at the end all pages are given back."""
+        """Answer all requests and stream (request, token id); pages are freed at the end, except those with `keep`."""
         total, ended = len(self.waiting), 0
         try:
             while self.waiting or self.running:
@@ -166,7 +166,7 @@ class PagedAnswers:
             raise
 
     def release(self, request: PageRequest) -> None:
-        """Give the pages of a request back."""
+        """Free the pages of a request."""
         if request.paged is not None:
             self.pool.close(request.paged)
             request.paged = None
@@ -174,7 +174,7 @@ class PagedAnswers:
         request.context = []
 
     def read(self, request: PageRequest) -> ReadyRequest:
-        """Return a request that has ended with its KV, copied out of its pages, which are given back."""
+        """Return an ended request with its KV, which is copied out of its pages; the pages are freed."""
         ready = request.ready
         assert ready is not None
         if request.paged is None:
@@ -188,26 +188,25 @@ class PagedAnswers:
         return request.ready
 
     def force(self, requests: Sequence[PageRequest], answers: Sequence[Sequence[int]]) -> list[Tensor] | None:
-        """Predict answers of requests that have ended, in few steps over their pages (`Answered.force`)."""
-        held, asked = list[PagedPrompt](), list[Tensor]()
+        """Run teacher-forced answers of ended requests, in few steps over their pages (`Answered.force`)."""
+        prompts, inputs = list[PagedPrompt](), list[Tensor]()
         for request, ids in zip(requests, answers, strict=True):
             paged = request.paged
             if paged is None or len(paged.own) < request.rows + len(ids) - 1:
                 return None
             if len(ids) > 1:
                 paged.written = request.rows  # overwrites decoded tokens
-                held.append(paged)
-                asked.append(torch.tensor(ids[:-1]))
+                prompts.append(paged)
+                inputs.append(torch.tensor(ids[:-1]))
         found = iter(list[Tensor]())
-        together = max(1, FORCED // max(map(len, asked), default=1))
-        for at in range(0, len(held), together):
-            some = slice(at, at + together)
-            found = chain(found, self.runner.prefill_each(held[some], asked[some]))
+        batch = max(1, FORCED // max(map(len, inputs), default=1))
+        for at in range(0, len(prompts), batch):
+            found = chain(found, self.runner.prefill_each(prompts[at : at + batch], inputs[at : at + batch]))
         rows = [request.logits[None] for request in requests if request.logits is not None]
         return [next(found) if len(ids) > 1 else row[:0] for row, ids in zip(rows, answers, strict=True)]
 
     def _admit(self) -> Iterator[tuple[PageRequest, int]]:
-        """Begin waiting requests, as many as fit, if enough can join to interrupt the running ones."""
+        """Prefill as many waiting requests as fit, if they are enough to justify interrupting decoding."""
         free = self.most - len(self.running)
         if not self.waiting or (self.running and free < min(len(self.waiting), max(1, self.most // 4))):
             return
@@ -233,7 +232,7 @@ class PagedAnswers:
             self._end(request)
 
     def _group(self, free: int) -> list[PageRequest]:
-        """Take requests off the queue to begin together: with one method and store, and with room for all."""
+        """Take requests off the queue that are prefilled together: of one method and store, with room for all."""
         group: list[PageRequest] = []
         pages = tokens = 0
         while self.waiting and len(group) < free:
@@ -250,7 +249,7 @@ class PagedAnswers:
         return group
 
     def _room(self, pages: int) -> bool:
-        """Return whether there is room for so many pages; if not, kept requests are read out to free theirs."""
+        """Return whether there is room for `pages`; if necessary, kept requests are copied out to free theirs."""
         for request in list(self._held):
             if pages <= self.blocks.room:
                 break
@@ -278,7 +277,7 @@ class PagedAnswers:
         count = min(request.limit - len(request.tokens) for request in group)
         if self.waiting or len(group) < len(self.running):
             count = min(count, QUANTUM)
-        said = [len(request.tokens) for request in group]
+        counts = [len(request.tokens) for request in group]
         written = [prompt.written for prompt in prompts]
         last = torch.tensor([request.tokens[-1] for request in group], device=self.pool.device)
         steps = self.runner.decode(prompts, last, count + 1)
@@ -290,7 +289,7 @@ class PagedAnswers:
             over = sum(request.ended is not None for request in group)
             if over == len(group) or (self.waiting and 2 * over >= len(group)):
                 break
-        for request, prompt, before, base in zip(group, prompts, said, written, strict=True):
+        for request, prompt, before, base in zip(group, prompts, counts, written, strict=True):
             prompt.written = base + len(request.tokens) - before  # the device has computed more
             self._end(request)
 
@@ -301,7 +300,7 @@ class PagedAnswers:
             yield from self._take(request, [request.choose(row, request.random)])
 
     def _chosen(self, group: Sequence[PageRequest]) -> list[int]:
-        """Choose the first tokens from the logits."""
+        """Choose the first token of each request from its logits."""
         rows = [request.logits for request in group if request.logits is not None]
         best = torch.stack(rows).float().max(-1)
         values, likeliest = torch.stack((best.values.double(), best.indices.double())).tolist()

@@ -1,7 +1,7 @@
-"""Selection of the context rows that a request recomputes, over its pages.
+"""Select the context rows that a request recomputes, over its pages.
 
-Where thousands of rows are recomputed, a GPU selects them itself and begins to compute them. The host selects rows by
-the same scores meanwhile; should it select others, it discards what was computed.
+If thousands of rows are recomputed, the GPU itself selects them and starts to compute them, while the host selects rows
+by the same scores. If the host selects other rows, the GPU's result is discarded.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ class RowChoice(NamedTuple):
 
     rows    [R] context rows to recompute; None: none are
     scores  [T] scores that they were selected by
-    copy    contiguous copy of the pages, if one was made for the selection or for computing the rows
-    logits  [V] behind the prompt, if rows and question were computed on the copy already
+    copy    contiguous copy of the pages, if the selection or the computation of the rows needs one
+    logits  [V] after the prompt, if rows and question were already computed on the copy
     """
 
     rows: Tensor | None
@@ -51,20 +51,21 @@ def chosen_over_pages(
     """Select context rows by the scores of the method's selector, which reads blocks in their pages.
 
     Question-guided selectors use a captured step; others that read keys and values get a copy. `room(pages)` makes room
-    for a question; `wait(layer)` returns when a layer of the blocks is loaded. `copies`: make the copies on which rows
-    are computed here, so that a GPU fills them meanwhile, and begin to compute the rows of a single request.
+    for a question; `wait(layer)` returns when a layer of the blocks is loaded. `copies`: gather the copies on which
+    rows are computed here, so that a GPU fills them during the selection, and start to compute the rows of a single
+    request.
     """
     select, pool = method.select, runner.pool
     assert select is not None
     pairs = zip(prompts, contexts, strict=True)
-    asked = [(context, len(prompt.question), method.positions) for prompt, context in pairs]
+    sources = [(context, len(prompt.question), method.positions) for prompt, context in pairs]
     made: dict[int, _Copy] = {}
     ahead: DeviceRows | None = None
 
     def make(number: int) -> None:
         nonlocal ahead
         if copies and _on_copy(method, prompts[number]):
-            copy = made[number] = made.get(number) or _Copy(*pool.gathering(*asked[number]))
+            copy = made[number] = made.get(number) or _Copy(*pool.gathering(*sources[number]))
             if len(prompts) == 1 and not (method.attend or method.sparse or method.chunk):
                 ahead = _ahead(runner, method, prompts[number], copy)
 
@@ -80,7 +81,7 @@ def chosen_over_pages(
             if wait is not None:
                 for layer in range(len(pool.keys)):
                     wait(layer)
-            made.update((number, _Copy(pool.gather(*one))) for number, one in enumerate(asked))
+            made.update((number, _Copy(pool.gather(*one))) for number, one in enumerate(sources))
         read = [copy.kv for copy in made.values()]
         for number in range(len(prompts)):
             make(number)
@@ -96,14 +97,14 @@ def chosen_over_pages(
             chosen.append(RowChoice(rows, known, kv))
         elif torch.equal(rows, begun.rows()):
             chosen.append(RowChoice(rows, known, kv, begun.logits))
-        else:  # the copy contains other rows
+        else:  # other rows were written to the copy
             chosen.append(RowChoice(rows, known))
     return chosen
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """A contiguous copy of a prompt's pages; `fill` fills one layer, None: all are filled."""
+    """A contiguous copy of a prompt's pages; `fill` fills one layer (None: it is complete)."""
 
     kv: KV
     fill: Callable[[int], None] | None = None
@@ -116,21 +117,21 @@ class _Copy:
 
 
 class _Begun(NamedTuple):
-    """Rows that the device selected, once they have arrived, and the logits [V] that it computes by them."""
+    """Rows that the device selected, available on the host later, and the logits [V] that it computes with them."""
 
     rows: Callable[[], Tensor]
     logits: Tensor
 
 
 def _ahead(runner: Runner, method: Reuse, prompt: Prompt, copy: _Copy) -> DeviceRows:
-    """Make what computes rows and question on a copy, all but which rows."""
+    """Set up the computation of rows and question on a copy, before the rows are known."""
     assert method.select is not None and method.ratio is not None
     count = budget(prompt, method.ratio, method.select.system) + len(prompt.question)
     return DeviceRows(runner.model, prompt.tokens, count, copy.kv, copy.fill)
 
 
 def _begin(method: Reuse, prompt: Prompt, scores: Tensor, ahead: DeviceRows) -> _Begun:
-    """Select rows on the device as `choose` does, and begin to compute them."""
+    """Select rows on the device as `choose` does, and start to compute them."""
     assert method.select is not None
     known = without_system(scores.to(ahead.rows.device).float(), prompt, method.select.system)
     count = len(ahead.rows) - len(prompt.question)
@@ -140,7 +141,7 @@ def _begin(method: Reuse, prompt: Prompt, scores: Tensor, ahead: DeviceRows) -> 
 
 
 def _on_copy(method: Reuse, prompt: Prompt) -> bool:
-    """Return whether rows will be computed on a copy, which is decided before they are chosen."""
+    """Return whether rows will be computed on a copy, which is decided before they are selected."""
     if method.correct or method.ratio is None or method.select is None:
         return False
     return budget(prompt, method.ratio, method.select.system) + len(prompt.question) > LARGE

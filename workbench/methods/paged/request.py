@@ -1,4 +1,4 @@
-"""Requests over pages: their state, and how methods begin them with a page table over cached blocks."""
+"""Requests over pages: their state, and their page tables over cached blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,12 +37,12 @@ from workbench.store import Store
 class PageRequest:
     """A request that is answered over pages.
 
-    limit    most tokens of the answer, by `max_new_tokens` and the model's context
-    rows     number of its own slots that are rows of the prompt; the others are the answer's
+    limit    maximum number of answer tokens, by `max_new_tokens` and the model's context
+    rows     number of its own slots that contain rows of the prompt; the others are for the answer
     context  blocks that it reads, pinned
     paged    its page table
-    ready    the request as the method began it
-    copy     contiguous copy that its rows were computed on, until they are in its pages
+    ready    the result of the method's `begin`
+    copy     contiguous copy on which its rows were computed, until they are written to its pages
     table    makes its page table later, if its rows are computed first
     """
 
@@ -69,7 +69,7 @@ class PageRequest:
 
     @property
     def positions(self) -> Positions:
-        """How its context's keys are positioned, as in `engine.assembly.assemble`."""
+        """Positions of its context's keys, as in `engine.assembly.assemble`."""
         return self.method.positions if type(self.method) is Reuse else "re-encoded"
 
     def take(self, token: int) -> bool:
@@ -83,7 +83,7 @@ class PageRequest:
 
 
 def needed(request: PageRequest, size: int) -> int:
-    """Return the most pages that a request needs, for its blocks and for its own tokens."""
+    """Return the maximum number of pages that a request needs, for its blocks and its own tokens."""
     prompt, method = request.prompt, request.method
     context = sum(-(-len(block) // size) for block in prompt.context)
     if isinstance(method, Reuse) and method.correct and method.in_place:
@@ -105,9 +105,9 @@ def requests_of(
     params: SamplingParams,
     keep: bool = False,
 ) -> list[PageRequest]:
-    """Make requests from prompts; `params` must have been checked.
+    """Make requests from prompts; `params` must be validated.
 
-    Raises BadInput for a prompt that does not fit the model, and for another number of seeds than of prompts.
+    Raises BadInput for a prompt that does not fit the model, and if the numbers of seeds and prompts differ.
     """
     spec = spec_for(model, (prompt.tokens for prompt in prompts))
     prompts = as_computed(model, method, prompts)
@@ -123,7 +123,7 @@ def requests_of(
 
 
 def generation_of(request: PageRequest, tokenizer: Any, begin: float) -> Generation:
-    """Return the answer of a request that has ended; `begin` is the time of the call, for its time to first token."""
+    """Return the answer of a request that has ended; `begin` is the time of the call, for its TTFT."""
     ready, receipt = request.ready, request.receipt
     assert ready is not None and receipt is not None and request.ended is not None
     decode = {"decode": request.ended - request.first}
@@ -143,7 +143,7 @@ NOTHING = KV([], [])  # the KV of a request whose keys and values are in pages
 
 
 def in_steps(ready: ReadyRequest) -> bool:
-    """Return whether a request's last pass can be a step of fixed shape over pages."""
+    """Return whether a request's last pass can be a captured step over pages."""
     plan, apart = ready.request.plan, apart_of(ready)
     if apart is not None and int(plan.rows[0]) >= apart.end:  # the steps read pages in two lists
         plan = replace(plan, backend=None)
@@ -151,13 +151,13 @@ def in_steps(ready: ReadyRequest) -> bool:
 
 
 def apart_of(ready: ReadyRequest) -> Apart | None:
-    """Return the positions that a request attends to in a softmax of their own; None without such."""
+    """Return the positions that a request attends to in a separate softmax; None if there are none."""
     found: Apart | None = getattr(ready.request.plan.backend, "apart", None)
     return found
 
 
 def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest], store: Store) -> None:
-    """Put the blocks of prompts of one `Reuse` into pages, select rows, and make page tables."""
+    """Place the blocks of prompts of one `Reuse` in pages, select rows, and make page tables."""
     method = group[0].method
     assert isinstance(method, Reuse)
     prompts = [request.prompt for request in group]
@@ -170,7 +170,7 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
     if method.select:
         contexts = [request.context for request in group]
         choices = chosen_over_pages(runner, method, prompts, contexts, blocks.make_room, copies=True)
-    for request, (some, scores, copy, logits), kvs in zip(group, choices, cached, strict=True):
+    for request, (chosen, scores, copy, logits), kvs in zip(group, choices, cached, strict=True):
         prompt, rows = request.prompt, request.prompt.question
         if method.correct and not method.correct.over_pages(blocks, prompt, request.context):
             blocks.unpin(request.context)
@@ -178,18 +178,18 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
             begin_copied(runner, blocks, [request], method.begin_over(runner.model, [prompt], [kvs]))
             continue
         reserve = len(rows) + request.limit
-        table = partial(_open, request, blocks, reserve, some)
-        request.copy = None if method.correct else copy  # a copy made for the choice is not corrected
-        rows = rows if some is None else torch.cat((some, rows))
-        seen = method.attend.plan(prompt, rows, scores) if method.attend else {}
-        request.ready = method.start(runner.model, prompt, NOTHING, rows, **seen)
-        if logits is not None:  # the rows are computed already
+        table = partial(_open, request, blocks, reserve, chosen)
+        request.copy = None if method.correct else copy  # a copy made for the selection is not corrected
+        rows = rows if chosen is None else torch.cat((chosen, rows))
+        rule = method.attend.plan(prompt, rows, scores) if method.attend else {}
+        request.ready = method.start(runner.model, prompt, NOTHING, rows, **rule)
+        if logits is not None:  # rows are already computed
             request.logits, request.rows = logits, len(rows)
             if request.keep or request.limit > 1:
                 table()
         elif in_steps(request.ready):
             table()
-        else:  # deferred: the GPU computes rows on a copy meanwhile
+        else:  # deferred: the GPU first computes rows on a copy
             request.table = table
 
 
@@ -205,7 +205,7 @@ def _open(request: PageRequest, blocks: BlockPages, reserve: int, recompute: Ten
 
 
 def begin_blank(blocks: BlockPages, group: Sequence[PageRequest]) -> None:
-    """Make page tables of prompts of which every token is computed."""
+    """Make page tables for prompts whose tokens are all computed."""
     for request in group:
         prompt, length = request.prompt, len(request.prompt)
         blocks.make_room(-(-(length + request.limit) // blocks.pool.size))
@@ -219,14 +219,14 @@ def begin_copied(
 ) -> None:
     """Copy requests of any method from their contiguous KV into pages.
 
-    Passes that a captured step cannot do are computed first, and give the logits.
+    Last passes that cannot be a captured step are computed first, for the logits.
     """
-    before = [request for request in begun if not _last_rows(request)]
+    before = [request for request in begun if not _can_step(request)]
     logits = dict(zip(map(id, before), finish(runner.model, before), strict=True)) if before else {}
     for request, ready in zip(group, begun, strict=True):
         kv, rows = ready.request.kv, ready.request.plan.rows
         request.logits = logits.get(id(ready))
-        if request.logits is not None and request.limit == 1:  # the only token is known: no pages needed
+        if request.logits is not None and request.limit == 1:  # the only token is known: needs no pages
             request.ready = ready
             continue
         length = len(kv) if request.logits is not None else int(rows[0])
@@ -239,8 +239,8 @@ def begin_copied(
         request.ready = replace(ready, request=replace(ready.request, kv=NOTHING))
 
 
-def _last_rows(ready: ReadyRequest) -> bool:
-    """Return whether a step can compute a request once all tokens before its rows are in pages."""
+def _can_step(ready: ReadyRequest) -> bool:
+    """Return whether a captured step can compute a request once all tokens before its rows are in pages."""
     rows = ready.request.plan.rows
     end = int(rows[0]) + len(rows)
     return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1

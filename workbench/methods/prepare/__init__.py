@@ -1,6 +1,6 @@
-"""Preparations: what a passage attends to when its keys and values are cached; one a file, listed by `names`.
+"""Preprocessing policies: what a passage attends to when it is cached; one per file, listed by `names`.
 
-A preparation imports its types from here.
+A policy imports its types from here.
 """
 
 import warnings
@@ -26,39 +26,39 @@ class Prepare(Protocol):
     """Caches the context blocks of prompts."""
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        """Return the KV of every context block of every prompt: from `store`, or computed now and put there.
+        """Return the KV of every context block of every prompt: from `store`, or computed and stored there.
 
-        Keys cover all that a block attended to, so blocks of different preparations never share a key.
+        Keys cover all tokens that a block attended to, so blocks of different policies never share a key.
         """
 
 
 def names() -> list[str]:
-    """Return the names of all preparations."""
+    """Return the names of all preprocessing policies."""
     return registry.names(__name__)
 
 
 def named(spec: str, **given: Any) -> Prepare:
-    """Return a preparation by its spec, as `after_system` or `with_neighbours(n=4)`.
+    """Return a preprocessing policy from its spec, such as `after_system` or `with_neighbours(n=4)`.
 
-    `corpus=` is for those that need it. Raises BadInput for an unknown name or option.
+    `corpus=` is for policies that need one. Raises BadInput for an unknown name or option.
     """
     return registry.made(__name__, spec, **given)
 
 
 def with_system(prepared: Prepare, system: int) -> Prepare:
-    """Return a preparation whose option `system`, if it has one, is set: the number of leading system blocks."""
+    """Return a policy with its option `system`, the number of leading system blocks, set if it has one."""
     made: Any = prepared
     return replace(made, system=system) if hasattr(made, "system") else prepared
 
 
 def said(prepared: Prepare | None, context: int | None, prompts: Sequence[Prompt]) -> str:
-    """Return, and warn once, which passages get fewer neighbours than asked for; "" if none do.
+    """Return a warning about passages with fewer neighbours than requested, and issue it once; "" if there are none.
 
-    `context` is the model's context in tokens.
+    `context` is the model's context length in tokens.
     """
     fewer = prepared.fewer(context, prompts) if prepared is not None and hasattr(prepared, "fewer") else ""
     if fewer:
-        warnings.warn(fewer, stacklevel=1)  # one source line: Python shows each text once
+        warnings.warn(fewer, stacklevel=1)  # same source line for all, so Python shows each text once
     return fewer
 
 
@@ -68,14 +68,14 @@ def contexts(prompts: Sequence[Prompt]) -> list[Block]:
 
 
 def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
-    """Split the KV of all context blocks, in order, into one list a prompt."""
+    """Split the KV of all context blocks, in order, into one list per prompt."""
     rest = iter(kvs)
     return [[next(rest) for _ in prompt.context] for prompt in prompts]
 
 
 def before(prompts: Sequence[Prompt], system: int) -> list[tuple[Block, ...]]:
-    """Return, for each context block, the blocks it attends to under `after_system`.
+    """Return the preceding blocks that each context block attends to under `after_system`.
 
-    A passage attends to the first `system` blocks; a system block to those before it.
+    A passage attends to the first `system` blocks; a system block attends to those before it.
     """
     return [prompt.blocks[: min(i, system)] for prompt in prompts for i in range(len(prompt.context))]

@@ -1,4 +1,4 @@
-"""Passages computed behind cached blocks: over pages, or over a copy for each."""
+"""Compute passages after cached blocks: over shared pages, or over a copy for each passage."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,28 +16,28 @@ from workbench.methods.engines import PAGE, pages_of, why_not_pages
 from workbench.methods.prepare import KV, Prompt, before, contexts, shaped
 from workbench.store import Store, fetch
 
-TOKENS = 32768  # maximum in work at a time, neighbours included; twice as many over pages, which hold each block once
+TOKENS = 32768  # maximum per pass, neighbours included; twice as many over pages, where each block is stored once
 
 
 def pages_serve(model: PreTrainedModel) -> bool:
-    """Return whether passages are computed over pages: on a GPU, for models that the kernels support."""
+    """Return whether passages are computed over pages: on a GPU, for models supported by the kernels."""
     return on_gpu(model.device) and not why_not_pages(model)
 
 
 def behind_system(model: PreTrainedModel, chunks: Sequence[Prompt], store: Store, system: int) -> list[KV]:
     """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""
-    done: list[KV] = []
+    computed: list[KV] = []
     for group in packs([len(chunk) for chunk in chunks], TOKENS * (2 if pages_serve(model) else 1)):
-        here = [chunks[i] for i in group]
-        cached = shaped(here, fetch(model, contexts(here), store, before(here, system)))
-        done += computed_behind(model, here, cached)
-    return done
+        part = [chunks[i] for i in group]
+        cached = shaped(part, fetch(model, contexts(part), store, before(part, system)))
+        computed += computed_behind(model, part, cached)
+    return computed
 
 
 def computed_behind(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
     """Compute the KV of the last block of every chunk over the cached blocks before it.
 
-    If answers in progress leave too few pages, fewer chunks are computed at a time, and a single one over a copy.
+    If running requests leave too few pages, fewer chunks are computed at a time; a single chunk falls back to a copy.
     """
     if not pages_serve(model):
         return assembled(model, chunks, cached)
@@ -52,26 +52,26 @@ def computed_behind(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Se
 
 
 def over_pages(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute them over cached blocks in the pages of the model's pool, which several chunks can share.
+    """Compute chunks over cached blocks in the pages of the model's pool, which several chunks can share.
 
-    Raises NoPages, before any work, if the pool has no room for all.
+    Raises NoPages if the pool has no room for all chunks, before any work.
     """
     with pages_of(model).use(model), ExitStack() as stack:
         own = sum(-(-len(chunk.question) // PAGE) for chunk in chunks)
-        theirs = {id(kv): -(-len(kv) // PAGE) for kvs in cached for kv in kvs}
-        _, blocks = pages_of(model).of(model, 0)  # never enlarged: answers may be in progress
-        if (needed := own + sum(theirs.values())) > blocks.room:
+        shared = {id(kv): -(-len(kv) // PAGE) for kvs in cached for kv in kvs}
+        _, blocks = pages_of(model).of(model, 0)  # not enlarged: requests may be running
+        if (needed := own + sum(shared.values())) > blocks.room:
             raise NoPages(needed, blocks.room, f"preparing {len(chunks)} passages")
-        here = []
+        paged = []
         for kvs in cached:
-            here.append(blocks.place(kvs))
-            stack.callback(blocks.unpin, here[-1])
+            paged.append(blocks.place(kvs))
+            stack.callback(blocks.unpin, paged[-1])
         blocks.make_room(own)
-        return encode_behind(model, blocks.pool, here, [chunk.blocks[-1] for chunk in chunks])
+        return encode_behind(model, blocks.pool, paged, [chunk.blocks[-1] for chunk in chunks])
 
 
 def assembled(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute them over an own copy of the cached blocks for each chunk."""
+    """Compute chunks over a separate copy of the cached blocks for each."""
     kvs = [assemble(model, chunk, blocks) for chunk, blocks in zip(chunks, cached, strict=True)]
     plans = [Plan(chunk.question, num_layers=len(kv.keys)) for chunk, kv in zip(chunks, kvs, strict=True)]
     requests = [PrefillRequest(c.tokens, plan, kv) for c, plan, kv in zip(chunks, plans, kvs, strict=True)]

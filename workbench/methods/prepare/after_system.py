@@ -1,4 +1,4 @@
-"""Every passage behind the system prompt, without the other passages (FusionRAG, equation 5: Full Reuse)."""
+"""Encode every passage after the system prompt, without other passages (FusionRAG, equation 5: Full Reuse)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class AfterSystem:
-    r"""Each passage is encoded after the first `system` blocks of its prompt, from position |S| on.
+    r"""Each passage is encoded after the first `system` blocks of its prompt, starting at position |S|.
 
     *Follows the paper.*
 
-    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $S$ the system blocks:
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ after $y$, and $S$ the system blocks:
 
     $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid S)$$
     """

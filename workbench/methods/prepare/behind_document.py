@@ -1,7 +1,7 @@
-"""Every passage as it reads in its own document: behind the system prompt and the passages that come before it there.
+"""Encode every passage after the system prompt and the preceding passages of its document.
 
-A passage that says "She moved to …" has its antecedent then, whatever else is retrieved. FusionRAG's preparation
-(section 3.1) hopes to find it among similar passages; this one knows where it is.
+The pronoun in "She moved to …" then has its antecedent, whatever else is retrieved. FusionRAG's preprocessing
+(section 3.1) relies on finding it among similar passages.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,14 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class BehindDocument:
-    r"""Each passage is encoded after the system prompt and the passages before it in its own document.
+    r"""Each passage is encoded after the system prompt and the preceding passages of its own document.
 
-    These are the first `system` blocks of its prompt and up to `n` passages, the last ones before it; all of them see
-    one another as they do in a prompt.
+    These are the first `system` blocks of its prompt and the last `n` passages before it, which attend to one another
+    as in a prompt. `corpus` gives the order of passages (`Corpus.ahead`); the first passage of a document is cached as
+    by `after_system`. Raises BadInput for a passage that is not in the corpus, and for a document that exceeds the
+    model's context.
 
-    `corpus` says which passages these are (`Corpus.ahead`); the first of a document is cached as by `after_system`.
-    Raises BadInput for a passage that is not in the corpus, and for a document that is longer than the model's context.
-
-    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $D_{i-n} \ldots D_{i-1}$ the passages
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ after $y$, and $D_{i-n} \ldots D_{i-1}$ the passages
     before it in its document:
 
     $$\mathrm{cached}_i = \mathrm{KV}(D_i \mid S, D_{i-n}, \ldots, D_{i-1})$$
@@ -53,7 +52,7 @@ class BehindDocument:
         return shaped(prompts, fetch(model, blocks, store, after))
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
-        """Return the passages behind which a passage is prepared, in the order of its document."""
+        """Return the passages that precede a passage when it is encoded, in the order of its document."""
         if block not in self.corpus.place:
             raise BadInput(
                 f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "
@@ -63,7 +62,7 @@ class BehindDocument:
         return ahead[max(0, len(ahead) - self.n) :]
 
     def _before(self, prompt: Prompt) -> list[tuple[Block, ...]]:
-        """Return for every context block of a prompt the blocks that precede it when it is encoded."""
+        """Return the blocks that precede each context block of a prompt when it is encoded."""
         system = prompt.context[: self.system]
         before = [system[:i] for i in range(len(system))]
         return before + [(*system, *self.neighbours(block)) for block in prompt.context[self.system :]]

@@ -1,4 +1,4 @@
-"""Every block on its own: it sees nothing but itself (Block-Attention, section 2.3)."""
+"""Encode every block independently: it attends only to itself (Block-Attention, section 2.3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class Independent:
-    r"""Every block is encoded at position 0 with nothing before it.
+    r"""Each block is encoded from position 0, without a prefix.
 
     *Follows released code: `block_generate.py` of TemporaryLoRA/Block-Attention.*
 
-    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$:
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ after $y$:
 
     $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid \varnothing)$$
     """

@@ -1,4 +1,4 @@
-"""Every passage behind a few dummy tokens, whose keys and values are dropped (EPIC's LegoLink-0, arXiv:2410.15332)."""
+"""Encode every passage after a few dummy tokens, whose KV is dropped (EPIC's LegoLink-0, arXiv:2410.15332)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class Link0:
-    r"""Dummies are to take the attention that the first tokens of a text draw, in place of each passage's own.
+    r"""Dummy tokens become the attention sink, instead of the first tokens of each passage.
 
-    dummies  how many
-    token    id of the dummy; None: the one with which the model's texts begin
+    dummies  number of dummy tokens
+    token    id of the dummy token; None: the model's BOS token
 
-    The first `system` blocks are cached as they are. The keys of a passage are rotated to its place in the prompt, as
-    by any preparation; nothing has to be recomputed.
+    The first `system` blocks are cached unchanged. The keys of a passage are rotated to its position in the prompt, as
+    for any preprocessing; recomputation is not needed.
 
-    *Follows released code: `benchmarks_ours/evals/zero-linking-overhead/main.py` of DerekHJH/epic at 3204410: three
-    tokens that begin a text, and the one that its tokenizer puts there.*
+    *Follows released code: `benchmarks_ours/evals/zero-linking-overhead/main.py` of DerekHJH/epic at 3204410: three BOS
+    tokens, and the one that its tokenizer adds.*
 
-    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $d$ the dummy:
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ after $y$, and $d$ the dummy:
 
     $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid d, d, d, d)$$
     """
@@ -42,7 +42,7 @@ class Link0:
         return shaped(prompts, fetch(model, contexts(prompts), store, after))
 
     def check(self, model: PreTrainedModel) -> int:
-        """Return the id of the dummy token. Raises BadInput for a model without a BOS token if none is given."""
+        """Return the id of the dummy token. Raises BadInput if none is given and the model has no BOS token."""
         token = model.config.get_text_config(decoder=True).bos_token_id if self.token is None else self.token
         if token is None:
             raise BadInput("token is None: this model's texts begin with no token of their own, so name a dummy's id")

@@ -1,4 +1,4 @@
-"""Every passage between trained soft tokens, which tell the model where it begins and ends (KV Packet, 2604.13226)."""
+"""Encode every passage between trained soft tokens that mark its boundaries (KV Packet, arXiv:2604.13226)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,18 +16,17 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class Packet:
-    r"""Each passage is encoded on its own between a header and a trailer of vectors that were trained for it.
+    r"""Each passage is encoded independently between a header and a trailer of trained vectors.
 
-    They are read from the model's folder, as `workbench tune --header 8 --trailer 8 --mode block --teacher self` writes
-    it: the model itself stays as it is, and learns nothing but these vectors, from its own full attention. Links stand
-    last, and `select="first_k(k=5, last=True)"` recomputes five (KVLink). The first `system` blocks get none; without
-    soft tokens this is `independent`.
+    They are read from the model's folder. `workbench tune --header 8 --trailer 8 --mode block --teacher self` writes
+    them: it freezes the model and distills these vectors from its own full attention. Links are at the end of a
+    passage, and `select="first_k(k=5, last=True)"` recomputes five (KVLink). The first `system` blocks have none.
 
     *Follows released code: `kv_packet/cache_comb/methods/kv_packet.py` of ChuangtaoChen-TUM/KVPacket: a header and a
-    trailer of 8, distilled, keys rotated to their place, nothing recomputed.* Stored and loaded are as many tokens
-    more; full attention reads the prompt without them.
+    trailer of 8, distilled, keys rotated to their new position, nothing recomputed.* Soft tokens are stored and loaded
+    with each passage; full attention reads the prompt without them.
 
-    With $\mathrm{KV}(x \mid y)$ the keys and values of $x$ behind $y$, header $h$ and trailer $t$:
+    With $\mathrm{KV}(x \mid y)$ the keys and values of $x$ after $y$, header $h$ and trailer $t$:
 
     $$\mathrm{cached}_i = \mathrm{KV}(h \, B_i \, t \mid \varnothing)$$
     """
@@ -42,7 +41,7 @@ class Packet:
         return shaped(prompts, fetch(model, contexts(prompts), store))
 
     def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return prompts with the soft tokens around their passages; those that have them are left as they are."""
+        """Return prompts with soft tokens around their passages; passages that have them already stay unchanged."""
         soft = soft_tokens(model)
         if soft is None:
             name = Path(model.config.name_or_path or "").name or "this model"
@@ -64,5 +63,5 @@ class Packet:
 
 @lru_cache(maxsize=2048)
 def _wrapped(soft: SoftTokens, tokens: tuple[int, ...], label: str) -> Block:
-    """Return a passage between its soft tokens: one object for all requests, as its key is expensive to compute."""
+    """Return a passage between its soft tokens; cached for all requests, since its key is expensive to compute."""
     return Block(soft.around(tokens), label)

@@ -1,7 +1,7 @@
-"""Similarity-guided preparation: a passage is cached as it reads behind the passages most like it.
+"""Similarity-guided preprocessing: cache a passage as computed after its most similar passages.
 
-FusionRAG, section 3.1, equation 10, expects that passages that are alike are retrieved together, and gives a passage
-beforehand what it would see of them at request time.
+FusionRAG, section 3.1, equation 10, assumes that similar passages are retrieved together, and lets a passage attend to
+them offline.
 """
 
 from collections.abc import Sequence
@@ -23,33 +23,32 @@ from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
 
-def _there(_: str, embedder: object) -> None:
+def _check_embedder(_: str, embedder: object) -> None:
     if isinstance(embedder, str):
         embedders.check(embedder)
 
 
 @dataclass(frozen=True)
 class WithNeighbours:
-    r"""Each passage is computed over the `n` passages of `corpus` that are most like it, and its own KV is kept.
+    r"""Each passage is computed over the `n` most similar passages of `corpus`, and its own KV is cached.
 
-    *Follows the paper.* Of the public code of its name only the choice of tokens was read (see `query_guided`).
+    *Follows the paper.* The public code of its name was consulted for the token selection only (see `query_guided`).
 
-    The system blocks and these neighbours, each cached `after_system`, are put one behind the other, the most alike
-    first.
+    The system blocks and these neighbours, each cached as by `after_system`, are concatenated, the most similar first.
 
-    It is kept as computed, at its position behind them (`KV.start`), and rerotated once, when a prompt is assembled.
-    Neighbours come from the whole corpus, not from the passages of the question at hand alone, and a passage is no
-    neighbour of itself. A corpus of n passages or fewer gives all it has, and of the most alike as many are taken as
-    the model's context holds; `fewer` says which passages that concerns.
+    The passage's KV is cached at its position after them (`KV.start`), and rerotated once, when a prompt is assembled.
+    Neighbours come from the whole corpus, not only from the passages of the current question, and exclude the passage
+    itself. There are fewer than `n` in a small corpus, or if more do not fit into the model's context; `fewer` reports
+    these passages.
 
-    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $N_1 \ldots N_n$ its nearest passages:
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ after $y$, and $N_1 \ldots N_n$ its nearest passages:
 
     $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid S, N_1, \ldots, N_n)$$
     """
 
     corpus: Corpus = field(repr=False)
     n: int = registry.whole(10, "how many neighbours a passage is prepared with, 0 or more")
-    embedder: str = registry.option("tfidf", _there)
+    embedder: str = registry.option("tfidf", _check_embedder)
     search: Literal["faiss", "exact"] = "faiss"
     system: int = registry.system_blocks()
     table: np.ndarray = field(init=False, repr=False, compare=False)  #: [N, n] indices of every passage's neighbours
@@ -75,7 +74,7 @@ class WithNeighbours:
         return shaped(prompts, [next(front if i < self.system else rest) for i in places])
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
-        """Return the passages behind which a passage is prepared, the most similar first."""
+        """Return the passages over which a passage is computed, the most similar first."""
         if block not in self.corpus.place:
             raise BadInput(
                 f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "
@@ -84,7 +83,7 @@ class WithNeighbours:
         return tuple(self.corpus.blocks[i] for i in self.table[self.corpus.place[block]])
 
     def _chunks(self, context: int | None, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return every passage behind the system blocks and as many of its neighbours as fit into the context."""
+        """Return every passage after the system blocks and as many of its neighbours as fit into the context."""
         chunks = []
         for system, block in ((p.blocks[: self.system], block) for p in prompts for block in p.context[self.system :]):
             found, fixed = self.neighbours(block), sum(map(len, (*system, block)))
@@ -94,7 +93,7 @@ class WithNeighbours:
         return chunks
 
     def fewer(self, context: int | None, prompts: Sequence[Prompt]) -> str:
-        """Return in a sentence which passages have fewer than n neighbours, and why; "" if none have."""
+        """Return a sentence about passages with fewer than n neighbours, and the reason; "" if there are none."""
         counts = {each.blocks[-1]: len(each.context) - self.system for each in self._chunks(context, prompts)}
         short, found = [count for count in counts.values() if count < self.n], self.table.shape[1]
         if not short:

@@ -1,1 +1,1 @@
-"""Preprocess passages before any request, and look up their blocks (FusionRAG, section 4.1)."""
+"""Preprocess passages offline, and look up their blocks (FusionRAG, section 4.1)."""

@@ -9,7 +9,7 @@ from workbench.methods.method_fields import PREPARATIONS, DataName, DeviceName, 
 
 @dataclass(frozen=True)
 class PreparationFields:
-    """Which passages are prepared, how, and where they are kept; `shard` is the number of passages in a file."""
+    """Which passages are preprocessed, how, and where they are stored; `shard` is the number of passages per file."""
 
     model: ModelName
     out: Annotated[Path | str, "Folder or URL for the cached passages; rerun to resume after an interruption"]

@@ -1,4 +1,4 @@
-"""The look-ups of a data set in a folder of cached blocks, with the reasons of misses; nothing is computed."""
+"""Look up the blocks of a data set in a store and explain the misses; nothing is computed."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from workbench.store.urls import Where, opened
 
 @dataclass(frozen=True)
 class ExplainedMiss:
-    """Result of the look-ups of a data set, each block once; `differs` says if the folder is of another kind."""
+    """Result of looking up a data set, each block once; `differs` tells how the folder's kind differs, if it does."""
 
     folder: str
     prepare: str
@@ -46,14 +46,14 @@ class ExplainedMiss:
 
 @dataclass(frozen=True)
 class Lookups(LookupFields):
-    """The look-ups that a trial with these options would do in `folder`.
+    """The look-ups that a trial with these options would make in `folder`.
 
-    Raises BadInput for unknown names and broken files, as a trial does. A folder of another model or preparation gives
-    misses, not an error.
+    Raises BadInput for unknown names and damaged files, as a trial does. A folder of another model or preprocessing
+    gives misses instead of an error.
     """
 
     def run(self, loaded: Loaded | None = None) -> ExplainedMiss:
-        """Look up every block in the folder; `loaded` is the model if it is in memory already."""
+        """Look up every block in the folder; `loaded` is the model, if it is already in memory."""
         layouts.check(self.layout)
         if not is_whole(self.samples, 1):
             raise BadInput(f"samples is {self.samples!r}: a whole number of at least 1 is needed")
@@ -70,30 +70,30 @@ class Lookups(LookupFields):
             given["corpus"] = Corpus.of(texts, layout, tokenizer)
         prompts = layout.prompts(samples, tokenizer)
         policy = prepare.named(spec, **given)
-        asked = Asked(loaded.spec.empty(1))
-        policy(model, prompts, asked)
+        probe = KeyProbe(loaded.spec.empty(1))
+        policy(model, prompts, probe)
         labels = {block.content: block.label for prompt in prompts for block in prompt.context}
         misses = []
-        for key in asked.keys:
+        for key in probe.keys:
             if store.get(key) is None:
                 identity = identity_of(key)
                 misses.append((store.why(key), labels.get(identity.block, "") if identity else ""))
-        wanted = {name: value for name, value in kind_of(model, policy, tokenizer).items() if name in store.kind}
-        told = _difference(self.folder, store.kind, wanted)
-        return ExplainedMiss(str(self.folder), spec, len(asked.keys) - len(misses), tuple(misses), told)
+        expected = {name: value for name, value in kind_of(model, policy, tokenizer).items() if name in store.kind}
+        differs = _difference(self.folder, store.kind, expected)
+        return ExplainedMiss(str(self.folder), spec, len(probe.keys) - len(misses), tuple(misses), differs)
 
 
-def _difference(place: Where, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return how the kind of the stored blocks differs from the wanted one; "" if it does not."""
+def _difference(place: Where, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Return how the kind of the stored blocks differs from the expected one; "" if it does not."""
     try:
-        manifest.agreed(place, dict(there), {**there, **wanted})
+        manifest.agreed(place, dict(stored), {**stored, **expected})
     except BadInput as problem:
         return str(problem)
     return ""
 
 
-class Asked:
-    """A store that records the keys it is asked for and returns a dummy KV, so that nothing is encoded."""
+class KeyProbe:
+    """A store that records requested keys and returns a dummy KV, so nothing is encoded."""
 
     def __init__(self, kv: KV):
         self.kv = kv

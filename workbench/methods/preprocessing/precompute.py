@@ -1,9 +1,9 @@
-"""Prepare a whole corpus into a folder, by several processes; an interrupted run can be continued.
+"""Preprocess a corpus into a store, with several processes; an interrupted run can be resumed.
 
 <out>/manifest.json, *.safetensors    a `FolderStore`
       prepared.json                   settings and costs of the runs
-      _SUCCESS                        written last: the files of blocks, one a line
-      unprepared/                     KV of neighbours, until the end
+      _SUCCESS                        written last: the block files, one per line
+      unprepared/                     KV of neighbours, deleted at the end
 """
 
 import json
@@ -46,14 +46,16 @@ from workbench.store.urls import Where, forget, is_begun, note, opened, read_not
 from workbench.store.views import StagingStore
 
 Shard = tuple[str, tuple[Block, ...]]  # name of a file, and its passages
-Made = tuple[float, float, int, int]  # of a shard: begin, end, number of passages, number of encoded ones
-UNPREPARED = "unprepared"
+Made = tuple[float, float, int, int]  # of a shard: start, end, number of passages, number of newly encoded ones
+Progress = Callable[[int, int], None]  # (passages done, total)
+Named = tuple[str, str | None, str | None]  # name, dtype and layout of a model
+UNPREPARED, ASKED = "unprepared", "prepared.json"
 RETRIES = 5  # attempts for a shard whose Dask worker died
 
 
 @dataclass(frozen=True)
 class PrepareStage:
-    """Shards that are prepared by one policy; a stage ends before the next one begins."""
+    """Shards that are preprocessed by one policy; stages run one after the other."""
 
     policy: Prepare
     folder: Where
@@ -68,22 +70,22 @@ Make = Callable[[PrepareStage], Iterator[Made]]
 
 
 def shard_of(blocks: tuple[Block, ...]) -> Shard:
-    """Return a shard of these passages; its file is named by their content."""
+    """Return a shard of these passages; its file is named after a hash of their content."""
     content = "".join(block.content for block in blocks)
     return f"passages-{sha256(content.encode()).hexdigest()[:16]}", blocks
 
 
 def is_written(store: FolderStore | RemoteStore, shard: Shard) -> bool:
-    """Return whether a store has all passages of a shard, in any of its files."""
+    """Return whether a store contains all passages of a shard, in any of its files."""
     name, blocks = shard
-    if isinstance(store, RemoteStore):  # whose notes list the blocks that were written together
+    if isinstance(store, RemoteStore):  # has a note per shard
         return store.has_file(name)
-    held = {identity.block for key in store if (identity := identity_of(key))}
-    return held >= {block.content for block in blocks}
+    stored = {identity.block for key in store if (identity := identity_of(key))}
+    return stored >= {block.content for block in blocks}
 
 
 class ShardMaker:
-    """Prepares shards in one process, with its model and its stores."""
+    """Preprocesses shards in one process, with its model and stores."""
 
     def __init__(self, model: PreTrainedModel, policy: Prepare, folder: Where, system: tuple[Block, ...]):
         self.model, self.policy, self.system = model, policy, system
@@ -91,36 +93,33 @@ class ShardMaker:
         self.below = [MemoryStore(behind=opened(below))] if is_begun(below) else []
 
     def make(self, shard: Shard) -> Made:
-        """Prepare and write the passages of one shard, unless another process has written them meanwhile."""
+        """Preprocess and write the passages of a shard, unless another process has just written them."""
         begin = time.monotonic()
         name, blocks = shard
         if blocks and is_written(self.out, shard):  # existing blocks are not staged, and would be lost
             return begin, time.monotonic(), len(blocks), 0
         store = StagingStore(self.out, *self.below) if blocks else StagingStore()
-        last = (blocks or self.system)[0]  # stands in for a question, which is not cached
+        last = (blocks or self.system)[0]  # dummy question, which is not cached
         self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
         fresh = {identity.block for key in store.staged if (identity := identity_of(key))}
         if isinstance(self.out, RemoteStore):
             self.out.write(name, store.staged, sorted(store.there))
-        else:  # keeps the intact blocks of a damaged file
-            there = {key: kv for key in self.out.blocks_of(name) if (kv := self.out.get(key)) is not None}
-            self.out.write(name, there | store.staged)
+        else:  # keep the intact blocks of a damaged file
+            intact = {key: kv for key in self.out.blocks_of(name) if (kv := self.out.get(key)) is not None}
+            self.out.write(name, intact | store.staged)
         return begin, time.monotonic(), len(blocks), sum(block.content in fresh for block in blocks)
 
 
 def here(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:
-    """Return a function that prepares a stage in this process."""
+    """Return a function that preprocesses a stage in this process."""
     return lambda stage: map(ShardMaker(model, stage.policy, stage.folder, system).make, stage.shards)
-
-
-Named = tuple[str, str | None, str | None]  # of a model: its name, dtype and layout
 
 
 @dataclass(frozen=True, eq=False)
 class Workplace:
     """Settings of the workers: device, model, the policy of every folder, the system block.
 
-    `fingerprint` is that of the model here; every worker's model must have the same.
+    `fingerprint` is that of the parent's model; a worker's model must have the same.
     """
 
     device: str
@@ -132,17 +131,17 @@ class Workplace:
 
 @contextmanager
 def elsewhere(workers: int, cluster: str | None, given: Workplace) -> Iterator[Make]:
-    """Yield a function that prepares a stage in `workers` processes, or on a Dask cluster; each loads the model once.
+    """Yield a function that preprocesses a stage in `workers` processes or on a Dask cluster, one model load each.
 
-    A worker of a cluster that dies is replaced, and its shard prepared by another. Raises BadInput without Dask, and
-    for a cluster that does not answer.
+    The shard of a cluster worker that dies is retried on another one. Raises BadInput without Dask, and for a cluster
+    that does not respond.
     """
-    with Workers(workers, cluster, (given,)) as there:
+    with Workers(workers, cluster, (given,)) as pool:
 
         def make(stage: PrepareStage) -> Iterator[Made]:
             begin = time.monotonic()  # clocks of other machines differ
             tasks = [(stage.folder, shard) for shard in stage.shards]
-            with closing(there.run(_make, tasks, retries=RETRIES if cluster else 0)) as running:
+            with closing(pool.run(_make, tasks, retries=RETRIES if cluster else 0)) as running:
                 for _, outcome in running:
                     if outcome.died:
                         raise RuntimeError(f"a worker process: {outcome.problem}; what is written stays: run again")
@@ -153,12 +152,12 @@ def elsewhere(workers: int, cluster: str | None, given: Workplace) -> Iterator[M
 
 
 def _make(given: Workplace, task: tuple[Where, Shard]) -> Made:
-    """Prepare a shard in a worker process."""
+    """Preprocess a shard in a worker process."""
     folder, shard = task
     return _maker(given, folder).make(shard)
 
 
-@lru_cache(maxsize=2)  # a process gets its workplace once; on a cluster every task brings one
+@lru_cache(maxsize=2)  # on a cluster, every task brings an equal Workplace
 def _maker(given: Workplace, folder: Where) -> ShardMaker:
     model = _loaded(given.named, dealt(given.device))
     if fingerprint(model) != given.fingerprint:
@@ -175,18 +174,14 @@ def _loaded(named: Named, device: str) -> PreTrainedModel:
     return model
 
 
-Progress = Callable[[int, int], None]  # (passages done, of how many)
-ASKED = "prepared.json"
-
-
 @dataclass(frozen=True)
 class Prepared:
-    """Result of a preparation; `passages_per_second` is of this run, from the start of its first shard to its end."""
+    """Result of a run; `passages_per_second` is measured from the start of its first shard to the end of its last."""
 
     folder: str
     prepare: str
     passages: int
-    made: int  #: passages made in this run; the others existed
+    made: int  #: passages encoded in this run; the others existed
     tokens: int
     bytes: int
     seconds: float
@@ -196,11 +191,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preparation(PreparationFields):
-    """The passages of a data set, prepared by one policy and kept in the folder `out`.
+    """The passages of a data set, preprocessed by one policy and stored in the folder `out`.
 
-    Of a data file, these are all passages of all samples. Each of the `workers` has a model of its own; `shard`
-    passages make a file.
-    Raises BadInput before anything is written, also for a folder that another model or preparation has filled.
+    These are the passages of all samples of a data file. Each of the `workers` loads the model; a file contains `shard`
+    passages. Raises BadInput before anything is written, also for a folder of another model or preprocessing.
     """
 
     def __post_init__(self) -> None:
@@ -211,12 +205,12 @@ class Preparation(PreparationFields):
         if self.shard < 1:
             raise BadInput(f"shard is {self.shard}: a whole number of at least 1 is needed")
         if is_url(self.out):
-            file_system(str(self.out))  # refuses an unknown file system
+            file_system(str(self.out))  # raises for an unknown file system
         else:
             object.__setattr__(self, "out", Path(self.out))
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
-        """Prepare what the folder lacks; `loaded` is the model if it is in memory already."""
+        """Preprocess missing passages; `loaded` is the model, if it is already in memory."""
         samples = data.corpus(self.data, self.samples, self.seed, self.passages)
         if not any(passage.text.strip() for sample in samples for passage in sample.ctxs):
             raise BadInput(f"{self.data} holds no text")
@@ -228,13 +222,13 @@ class Preparation(PreparationFields):
         policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
         prepare.said(policy, attach(model).context, [Prompt((*system, block, block)) for block in corpus.blocks])
         if is_begun(self.out):
-            opened(self.out, kind_of(model, policy, tokenizer))  # refuses a store of a different kind
+            opened(self.out, kind_of(model, policy, tokenizer))  # raises for a store of a different kind
         stages = self._stages(policy, corpus)
         kept = self._kept()
         made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
         say_stage("encoding passages")
         before = len(corpus) - len(stages[-1].passages) if stages else len(corpus)
-        makers = self._makers(model, system, stages)  # refuses a cluster that does not answer
+        makers = self._makers(model, system, stages)  # raises for a cluster that does not respond
         with keeps(lambda: so_far(before + done, before + total, "passages", self.out)), makers as make:
             if progress:
                 progress(done, total)
@@ -245,17 +239,17 @@ class Preparation(PreparationFields):
                 if system and not opened(stage.folder).has_file("system"):
                     ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
             for stage in stages:
-                begin, end, made = float("inf"), 0.0, 0  # of this stage; the last one makes the passages that are kept
-                for begun, ended, count, fresh in make(stage):
-                    begin, end, done, made = min(begin, begun), max(end, ended), done + count, made + fresh
+                begin, end, made = float("inf"), 0.0, 0  # of this stage; the last stage makes the final passages
+                for started, ended, count, fresh in make(stage):
+                    begin, end, done, made = min(begin, started), max(end, ended), done + count, made + fresh
                     if progress:
                         progress(done, total)
                 seconds += end - begin
         return self._finish(policy, corpus, made, seconds, kept)
 
     def _kept(self) -> set[str]:
-        """Return the files of earlier runs. Raises BadInput if one is missing that this run would not make again."""
-        if is_url(self.out):  # notes of every shard list its blocks
+        """Return the files of earlier runs. Raises BadInput if a file is missing that this run would not recreate."""
+        if is_url(self.out):  # has a note per shard instead
             return set()
         kept = files_of(Path(self.out))
         lost = sorted(name for name in kept if not (Path(self.out) / name).is_file())
@@ -278,7 +272,7 @@ class Preparation(PreparationFields):
 
     @contextmanager
     def _makers(self, model: PreTrainedModel, system: tuple[Block, ...], stages: list[PrepareStage]) -> Iterator[Make]:
-        """Yield a function that prepares a stage: here, in `workers` other processes, or on a cluster."""
+        """Yield a function that preprocesses a stage: here, in `workers` other processes, or on a cluster."""
         alone = self.workers == 1 or all(len(stage.shards) == 1 for stage in stages)
         if not stages or (alone and self.cluster is None):
             yield here(model, system)
@@ -290,19 +284,18 @@ class Preparation(PreparationFields):
             yield make
 
     def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float, kept: set[str]) -> Prepared:
-        """Write the record of this run, and the list of its files and those `kept` from earlier runs."""
+        """Write the record of this run, and the list of all files, including those `kept` from earlier runs."""
         forget(self.out, UNPREPARED)
         tokens, size = sum(map(len, corpus.blocks)), opened(self.out).bytes
         speed = made / seconds if made else 0.0
-        whole = (len(corpus), made, tokens, size, seconds, speed, self.workers)
-        prepared = Prepared(str(self.out), registry.spec_of(policy), *whole)
-        asked = asdict(self) | {"out": str(self.out)}
+        counts = (len(corpus), made, tokens, size, seconds, speed, self.workers)
+        prepared = Prepared(str(self.out), registry.spec_of(policy), *counts)
         try:
             before = [each for each in asked_before(self.out) if each["data"] != self.data]
-        except BadInput:  # the record is unreadable: written anew
+        except BadInput:  # unreadable: replaced
             before = []
-        found = {"asked": asked, "before": before, "found": asdict(prepared)}
-        note(self.out, ASKED, json.dumps({**found, CHECKSUM: checksum(found)}, indent=1))
+        record = {"asked": asdict(self) | {"out": str(self.out)}, "before": before, "found": asdict(prepared)}
+        note(self.out, ASKED, json.dumps({**record, CHECKSUM: checksum(record)}, indent=1))
         if not is_url(self.out):
             kept |= {path.name for path in Path(self.out).glob(f"*{SUFFIX}")}
         note(self.out, SUCCESS, "".join(f"{name}\n" for name in sorted(kept)))
@@ -310,18 +303,15 @@ class Preparation(PreparationFields):
 
 
 def asked_before(place: Where) -> list[dict[str, Any]]:
-    """Return the settings of earlier runs from a place's `prepared.json`; [] without one.
-
-    Raises BadInput for a damaged file.
-    """
+    """Return the settings of earlier runs from `prepared.json`; [] if it is missing. Raises BadInput if damaged."""
     text = read_note(place, ASKED)
     if text is None:
         return []
     try:
-        found = json.loads(text)
-        if found.pop(CHECKSUM, None) not in (None, checksum(found)):
+        record = json.loads(text)
+        if record.pop(CHECKSUM, None) not in (None, checksum(record)):
             raise ValueError("its checksum is wrong")
-        return [dict(each) for each in (*found.get("before", ()), found["asked"])]
+        return [dict(each) for each in (*record.get("before", ()), record["asked"])]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise BadInput(
             f"{ASKED} of {place} is corrupt ({first_line(problem)}): run the command that made the store once more, "
@@ -330,17 +320,14 @@ def asked_before(place: Where) -> list[dict[str, Any]]:
 
 
 def again(place: Where, progress: Progress | None = None) -> list[Prepared]:
-    """Prepare again what a place lacks of all that was prepared into it. Raises BadInput as `asked_before`."""
+    """Repeat the earlier runs of a place, to restore missing passages. Raises BadInput as `asked_before` does."""
     known = {field.name for field in fields(Preparation)}
-    asked = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]
-    return [Preparation(**each | {"out": place, "cluster": None}).run(progress) for each in asked]
+    runs = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]
+    return [Preparation(**each | {"out": place, "cluster": None}).run(progress) for each in runs]
 
 
 def kind_of(model: PreTrainedModel, policy: Prepare, tokenizer: Any = None) -> dict[str, Any]:
-    """Return what the blocks of a store have in common.
-
-    A folder opened with it, `FolderStore(folder, kind_of(model, policy))`, refuses other ones.
-    """
+    """Return the properties that all blocks of a store share, for `FolderStore(folder, kind_of(model, policy))`."""
     corpus = getattr(policy, "corpus", None)
     words = {} if tokenizer is None else {TOKENIZER: vocabulary(tokenizer)}
     return words | {

@@ -1,4 +1,4 @@
-"""Selectors: which cached tokens to recompute; one a file, listed by `names`.
+"""Selectors: which cached tokens to recompute; one per file, listed by `names`.
 
 A selector scores the context tokens of a prompt; `choose` selects rows by the scores. A score of -inf is never chosen;
 without a ratio, all other tokens are selected. A selector imports its types from here.
@@ -45,7 +45,7 @@ def __dir__() -> list[str]:
 
 
 def layers(default: str | tuple[int, ...], *words: str) -> Any:
-    """Declare the option `layers`: one of `words`, or layer numbers, where negative ones count from the end."""
+    """Declare the option `layers`: one of `words`, or layer numbers; negative numbers count from the end."""
 
     def fits(value: Any) -> bool:
         return value in words or (type(value) is tuple and value != () and {*map(type, value)} == {int})
@@ -74,7 +74,7 @@ class Select:
         registry.check_options(self)
 
     def score(self, prompt: Prompt) -> Tensor:
-        """Return scores [T] of the context tokens from the prompt alone; a selector implements this or `scores`."""
+        """Return scores [T] of the context tokens from the prompt only; a selector implements this or `scores`."""
         raise NotImplementedError
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> Sequence[Tensor]:
@@ -86,18 +86,18 @@ class Select:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether `scores` reads the KVs that it is given."""
+        """Whether `scores` reads its argument `kvs`."""
         return type(self).scores is not Select.scores
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """Return the passes that a request computes for its scores.
+        """Return the forward passes that scoring adds to a request.
 
-        Called before any work; raises BadInput for a model that cannot compute them.
+        Called before any work; raises BadInput for a model that cannot run them.
         """
         return ()
 
     def __call__(self, model: PreTrainedModel, prompt: Prompt, kv: KV) -> Tensor:
-        """Score the T context tokens, [T] fp32 on the CPU: higher is recomputed sooner, -inf never, inf always.
+        """Score the T context tokens, [T] fp32 on the CPU: the highest are recomputed first, -inf never, inf always.
 
         `kv` is the assembled cache of this request. Its question rows may be written; its context rows are only read,
         except by `kv_deviation(fresh=True)`.
@@ -105,7 +105,7 @@ class Select:
         return self.many(model, [prompt], [kv])[0]
 
     def many(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        """Score a batch of requests, their forward passes packed."""
+        """Score a batch of requests, with packed forward passes."""
         spec_for(model, kvs=kvs)
         for prompt, kv in zip(prompts, kvs, strict=True):
             if len(kv) != len(prompt):
@@ -125,31 +125,31 @@ class Select:
         ratio: float | None = None,
         tokens: int | None = None,
     ) -> list[Tensor]:
-        """Select the context rows to recompute of every request, as `choose` does; the question is not among them."""
+        """Select the context rows to recompute of every request, as `choose` does, without the question."""
         check_budget(ratio, tokens)
         scores = self.many(model, prompts, kvs)
         return [choose(score, p, ratio, tokens, self.system) for score, p in zip(scores, prompts, strict=True)]
 
 
 class QuestionGuided(Select):
-    """Scores tokens by the attention that they get from the question, prefilled over the stitched cache.
+    """Scores tokens by the question's attention to them, from a prefill of the question over the assembled cache.
 
-    A subclass sets the `layers`, the question tokens (the `last` so many; None: all), and what the `softmax` runs over.
+    A subclass sets the `layers`, the number of `last` question tokens (None: all), and the range of the `softmax`.
     """
 
     @property
     def last(self) -> int | None:
-        """How many tokens at the question's end count; None: all."""
+        """Number of tokens at the end of the question that count; None: all."""
         return None
 
     @property
     def layers(self) -> Layers:
-        """The layers: "all", "last" or layer numbers."""
+        """Layers: "all", "last" or layer numbers."""
         raise NotImplementedError
 
     @property
     def softmax(self) -> str:
-        """What the softmax runs over: "block", "documents", "context" or "prompt"."""
+        """Range of the softmax: "block", "documents", "context" or "prompt"."""
         raise NotImplementedError
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
@@ -170,7 +170,7 @@ def named(spec: str) -> Select:
 
 
 def documents(prompt: Prompt, system: int = 1) -> Tensor:
-    """Return [N] positions of the document tokens: the context without its first `system` blocks."""
+    """Return the positions [N] of the document tokens: the context without its first `system` blocks."""
     return torch.arange(prompt.starts[min(system, len(prompt.context))], prompt.starts[-1])
 
 
@@ -184,7 +184,7 @@ def check_budget(ratio: float | None, tokens: int | None = None) -> None:
 
 
 def budget(prompt: Prompt, ratio: float, system: int = 1) -> int:
-    """Return `ratio` of the number of document tokens, rounded (FusionRAG, section 3.2: the question is extra)."""
+    """Return `ratio` of the number of document tokens, rounded (FusionRAG, section 3.2: without the question)."""
     check_budget(ratio)
     return round(ratio * len(documents(prompt, system)))
 
@@ -192,11 +192,11 @@ def budget(prompt: Prompt, ratio: float, system: int = 1) -> int:
 def choose(
     scores: Tensor, prompt: Prompt, ratio: float | None = None, tokens: int | None = None, system: int = 1
 ) -> Tensor:
-    """Choose rows [R] to recompute, in rising order, from scores [T] of the context tokens.
+    """Choose rows [R] to recompute, in ascending order, from scores [T] of the context tokens.
 
     The budget is `ratio` of the document tokens or `tokens` of them, and is met exactly unless fewer tokens have a
-    score above -inf; without either, all of those are taken: the selector's own number. Equal scores are taken in the
-    order of their positions. Tokens with score inf are taken in any case and are not counted.
+    score above -inf; without either, all of those are selected. Ties are broken by position. Tokens with score inf are
+    selected in any case and do not count.
     """
     check_budget(ratio, tokens)
     if scores.shape != (prompt.starts[-1],):
@@ -209,9 +209,9 @@ def choose(
     always = known == np.inf
     scored = np.where(always, -np.inf, known)
     most = int((scored > -np.inf).sum())
-    wanted = tokens if ratio is None else budget(prompt, ratio, system)
-    count = most if wanted is None else min(wanted, most)
-    if count:  # a partition is enough: the order within it does not matter
+    limit = tokens if ratio is None else budget(prompt, ratio, system)
+    count = most if limit is None else min(limit, most)
+    if count:  # a partition is enough: the order is irrelevant
         least = np.partition(scored, len(scored) - count)[len(scored) - count]
         above = scored > least
         always |= above
@@ -220,6 +220,6 @@ def choose(
 
 
 def without_system(scores: Tensor, prompt: Prompt, system: int) -> Tensor:
-    """Return scores with -inf on the system blocks, except where they are inf."""
+    """Return scores with -inf for system blocks, except where they are inf."""
     head, documents = scores.tensor_split([prompt.starts[min(system, len(prompt.context))]])
     return torch.cat((head.masked_fill(head != torch.inf, -torch.inf), documents))

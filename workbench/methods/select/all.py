@@ -1,4 +1,4 @@
-"""Every token is recomputed, those of the system block too: full attention, through the cache."""
+"""Recompute every token, including the system block: full attention, through the cache."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from workbench.methods.select import Prompt, Select
 
 @dataclass(frozen=True)
 class All(Select):
-    """All tokens, at any ratio: nothing of the cache is read, so the answer is exactly that of full attention."""
+    """Select all tokens, at any ratio: the cache is not read, so the answer is exactly that of full attention."""
 
     def score(self, prompt: Prompt) -> Tensor:
         return torch.full((prompt.starts[-1],), torch.inf)

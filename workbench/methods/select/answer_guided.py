@@ -1,4 +1,4 @@
-"""Tokens that the answer is about to be read from: question-guided, asked of the token that gives the answer."""
+"""Select tokens by the attention of the prompt's last token, which gives the first token of the answer."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from workbench.methods.select import QuestionGuided, layers, softmax, whole
 
 @dataclass(frozen=True)
 class AnswerGuided(QuestionGuided):
-    r"""Attention of the prompt's last `window` tokens, over all layers; one pass of the question.
+    r"""Attention of the prompt's last `window` tokens, over all layers, from one pass of the question.
 
-    FusionRAG (section 3.2) sums over all question tokens at the last layer. The idea here: many question tokens look
-    nothing up, the last layer need not be where the model looks things up, and the prompt's last token has read the
-    question and is about to give the answer. Cache compression asks the end of the prompt, too (SnapKV,
-    arXiv:2404.14469). `workbench claims --paper ours` compares it with FusionRAG's choice.
+    FusionRAG (section 3.2) sums over all question tokens in the last layer. The hypothesis here: many question tokens
+    retrieve nothing, retrieval need not happen in the last layer, and the prompt's last token has attended to the whole
+    question and predicts the answer. KV cache compression also scores by the end of the prompt (SnapKV,
+    arXiv:2404.14469). `workbench claims --paper ours` compares it with FusionRAG's selection.
 
     With $W$ the last `window` tokens, heads $h$, all layers $l$, and $B(t)$ the block of token $t$:
 
@@ -26,5 +26,5 @@ class AnswerGuided(QuestionGuided):
 
     @property
     def last(self) -> int:
-        """How many tokens at the question's end are asked."""
+        """Number of tokens at the end of the question that count."""
         return self.window

@@ -1,4 +1,4 @@
-"""The first tokens of every block (EPIC's LegoLink, arXiv:2410.15332), or the last (KVLink, arXiv:2502.16002)."""
+"""Select the first tokens of each block (EPIC's LegoLink, arXiv:2410.15332), or the last (KVLink, arXiv:2502.16002)."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from workbench.methods.select import Prompt, Select, whole
 
 @dataclass(frozen=True)
 class FirstK(Select):
-    r"""The nearer to its block's start, the sooner: blocks of any length lose their attention sink first.
+    r"""Tokens nearest to the start of their block are selected first, which removes the attention sink of every block.
 
     *Follows released code: `benchmarks_ours/evals/e2e/main.py` of DerekHJH/epic at 3204410,* where each passage begins
-    with the token that begins a text, counted among the k; a ratio in place of a number is ours.
+    with a BOS token, which is counted among the k; the ratio instead of a number is ours.
 
-    k     at most this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
-          ratio says, evenly over the blocks
-    last  tokens at the block's end instead: with trained links there (`prepare=packet`), KVLink
+    k     maximum number of tokens per block, which are all selected without a ratio (LegoLink-k); None: the ratio
+          decides, evenly over the blocks
+    last  select tokens at the block's end instead: with trained links there (`prepare=packet`), this is KVLink
 
-    MEPIC (arXiv:2512.16822) recomputes the first page of every passage: `k=16` with vLLM's pages; pages here have 64.
+    MEPIC (arXiv:2512.16822) recomputes the first page of every passage: `k=16` for vLLM's pages; pages here have 64.
 
-    KVLink's released code, `src/data/titan_preprocessor.py` of UCSB-NLP-Chang/KVLink at 7400d92, has five links behind
-    each passage, which see all before them. Its links differ with the passage's place, here all passages have the same;
-    it fine-tunes all weights with them, here `workbench tune --links 5 --mode block` trains the links alone, or with
-    `--lora-rank` an adapter beside them.
+    KVLink's released code, `src/data/titan_preprocessor.py` of UCSB-NLP-Chang/KVLink at 7400d92, puts five links after
+    each passage, which attend to all preceding tokens. Its links differ by the index of the passage; here all passages
+    share them. It fine-tunes all weights with them; here `workbench tune --links 5 --mode block` trains only the links,
+    or with `--lora-rank` also an adapter.
 
     $$s_t = -(t - \mathrm{start}(B(t)))$$
     """

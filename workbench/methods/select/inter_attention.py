@@ -1,4 +1,4 @@
-"""Tokens with most attention across blocks, at a fixed ratio (Cache-Craft as FusionRAG compares it, section 5)."""
+"""Select tokens by attention across blocks, at a fixed ratio (Cache-Craft as FusionRAG compares it, section 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from workbench.methods.select import KV, Pass, Prompt, Select, layers, ruled
 
 @dataclass(frozen=True)
 class InterAttention(Select):
-    r"""Attention that a token pays to the passages before its own, or receives from those behind it.
+    r"""Attention that a token pays to earlier passages, or receives from later ones.
 
     *Follows a description: FusionRAG's, of the method that it compares with.* The public code of FusionRAG's name (see
-    `query_guided`) keeps what a chunk pays in the last layer, the system prompt included.
+    `query_guided`) uses the attention that a chunk pays in the last layer, system prompt included.
 
     layers  averaged: "all" (Cache-Craft, arXiv:2502.15734), "last" or layer numbers
-    side    "pays" (Cache-Craft: a token that leans on other chunks is the one reuse falsifies) or "receives"
+    side    "pays" (Cache-Craft: tokens that depend on other chunks are invalidated by reuse) or "receives"
 
-    Cache-Craft keeps these sums from the requests in which a chunk was computed. Blocks that are cached apart have
-    none, so they are measured on this very prompt, by a prefill up to the deepest of `layers`, which is charged.
+    Cache-Craft records these sums when a chunk is computed within a request. Blocks that are cached independently have
+    none, so they are measured on the current prompt, by a prefill up to the deepest of `layers`, which is charged.
 
     With attention weights $a$ averaged over heads and layers, and $B(t)$ the block of token $t$:
 

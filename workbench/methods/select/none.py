@@ -1,4 +1,4 @@
-"""Nothing is recomputed; of passages cached behind the system prompt this is Full Reuse (FusionRAG, section 2.2.1)."""
+"""Recompute nothing; with passages cached after the system prompt, this is Full Reuse (FusionRAG, section 2.2.1)."""
 
 from dataclasses import dataclass
 

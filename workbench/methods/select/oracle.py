@@ -1,4 +1,4 @@
-"""Tokens whose keys and values deviate most in the end: known only after full attention, so a yardstick."""
+"""Select tokens by their true KV deviation, which needs full attention: an upper bound for comparisons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class OracleTokens(Select):
     layers  "all", "last" or layer numbers
     part    "kv", "v" or "k", as for `kv_deviation`
 
-    It is an oracle of deviation, not of answers: a token may deviate much and matter to no question.
+    It is an oracle of deviation, not of answers: a token with a large deviation may be irrelevant to every question.
 
     With $k$, $v$ as cached and $\hat k$, $\hat v$ under full attention:
 

@@ -1,4 +1,4 @@
-"""Tokens that the question attends to in any layer, fused into one set (ProphetKV, arXiv:2602.02579)."""
+"""Select tokens by the question's attention, summed over all layers (ProphetKV, arXiv:2602.02579)."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from workbench.methods.select import QuestionGuided, layers, softmax
 
 @dataclass(frozen=True)
 class ProphetKv(QuestionGuided):
-    r"""The question runs over the stale cache once; its attention of all layers is summed, the highest recomputed.
+    r"""Run the question over the stale cache once, and sum its attention over all layers.
 
-    Stage one and stage two of the paper are the scores here and the forward pass behind them. It differs from
-    FusionRAG's rule (`query_guided`) by its layers and by letting blocks compete.
+    Stage one of the paper is the scoring here, stage two the recomputation. The rule differs from FusionRAG's
+    (`query_guided`) in its layers, and in that blocks compete for the budget.
 
     layers   "all" (the paper), "last", or layer numbers
-    softmax  over the "context", system prompt included and question excluded; "prompt" lets the question's own keys
-             take part, as QCFuse's code does where it compares itself with ProphetKV; "block", "documents"
+    softmax  over the "context", system prompt included and question excluded; "prompt" includes the question's own
+             keys, as QCFuse's code does in its comparison with ProphetKV; "block", "documents"
 
     *Follows a description: the paper's abstract, public notes of its formulas, and a public reimplementation that
     checks these sums; no code of its authors was found.*

@@ -1,4 +1,4 @@
-"""Tokens attended to by a question that has read only a digest of every passage (QCFuse, arXiv:2606.05875)."""
+"""Select tokens by the attention of a question that is computed over digests of passages (QCFuse, arXiv:2606.05875)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,20 +25,20 @@ def _token_ids(value: object) -> bool:
 
 @dataclass(frozen=True)
 class QcFuse(Select):
-    r"""The question runs over digests of the passages; its queries of a few layers then score all tokens.
+    r"""Compute the question over digests of the passages; its queries in a few layers then score all tokens.
 
-    A digest holds, layer by layer, the tokens of a passage that are looked up most when the passage is to be repeated
-    (KVzip): it is made once a passage and kept with this object, preprocessing like the cache itself.
+    A digest contains, per layer, the tokens of a passage that get the most attention when the model repeats the passage
+    (KVzip). It is computed once per passage and stored in this object, as offline preprocessing.
 
-    layers   "middle": three layers at 55% of the depth, where the published profiles of four models lie; "all", "last",
-             or layer numbers of a profile of your own
+    layers   "middle": three layers at 55% of the depth, the range of the published profiles of four models; "all",
+             "last", or layer numbers of a custom profile
     digest   share of a passage that is in its digest; 1: the whole passage, 0: none of it
-    sink     tokens at a passage's start that are in it before all others
-    ask      token ids of the request to repeat; none: the passage itself stands for it, as in KVzip
+    sink     number of tokens at a passage's start that have priority in its digest
+    ask      token ids of the instruction to repeat; none: the passage itself is used, as in KVzip
     softmax  over the whole "prompt" (the method), the "context", "documents" or each "block"
 
-    *Follows released code: `indice_select.py` and `digest_index_manager.py` of leideng/QCFuse, whose request is a
-    sentence and whose ranking sees the system prompt's sink as well.* On pages its question is computed over a copy.
+    *Follows released code: `indice_select.py` and `digest_index_manager.py` of leideng/QCFuse, whose instruction is a
+    sentence and whose ranking includes the system prompt's sink.* Over pages, its question is computed on a copy.
 
     With queries $q$ of the question over digests, layers $L$ and all keys $P$ of the prompt:
 
@@ -68,25 +68,25 @@ class QcFuse(Select):
         return tuple(sorted({min(max(middle + step, 0), count - 1) for step in (-1, 0, 1)}))
 
     def _seen(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
-        """Return [L, N] bool: the tokens of a prompt that its question may attend to in each layer."""
-        digests = once(self.digests, model, prompt.context[self.system :], partial(self._made, model))
+        """Return [L, N] bool: the tokens of a prompt that its question attends to in each layer."""
+        digests = once(self.digests, model, prompt.context[self.system :], partial(self._new_digests, model))
         count, first = len(layers_of(model, "all")), prompt.starts[min(self.system, len(prompt.context))]
         front, back = (torch.ones(count, n, dtype=torch.bool).to(model.device) for n in (first, len(prompt.question)))
         return torch.cat((front, *digests, back), 1)
 
-    def _made(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
+    def _new_digests(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
         """Return the digest of every block, [L, n] bool: sinks, then the tokens its repetition attends to most."""
         groups = packs([len(block) + len(self.ask or block.tokens) for block in blocks])
-        return [digest for group in groups for digest in self._together(model, [blocks[i] for i in group])]
+        return [digest for group in groups for digest in self._packed(model, [blocks[i] for i in group])]
 
-    def _together(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
-        """Return digests from one packed pass; a layer scores all blocks at once, aligned at their ends."""
+    def _packed(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
+        """Compute digests in one packed pass; each layer scores all blocks at once, aligned at their ends."""
         asks = [self.ask or block.tokens for block in blocks]
-        sizes, asked = (torch.tensor([*map(len, each)])[:, None] for each in (blocks, asks))
+        sizes, ask_sizes = (torch.tensor([*map(len, each)])[:, None] for each in (blocks, asks))
         wide, most = int(sizes.max()), list[Tensor]()
-        column = torch.arange(-wide, int(asked.max()))  # relative to the end of a block
-        ends = (sizes + asked).cumsum(0) - asked
-        place = (ends + column).where(inside := (column >= -sizes) & (column < asked), 0).to(model.device)
+        column = torch.arange(-wide, int(ask_sizes.max()))  # relative to the end of a block
+        ends = (sizes + ask_sizes).cumsum(0) - ask_sizes
+        place = (ends + column).where(inside := (column >= -sizes) & (column < ask_sizes), 0).to(model.device)
         hidden, rows = ~inside[:, None, None].to(model.device), torch.arange(wide, len(column)).to(model.device)
 
         def see(layer: int, queries: Tensor, keys: Tensor) -> None:

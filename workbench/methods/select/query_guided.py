@@ -1,4 +1,4 @@
-"""Tokens that the question attends to (FusionRAG, section 3.2)."""
+"""Select tokens by the question's attention to them (FusionRAG, section 3.2)."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from workbench.methods.select import QuestionGuided, layers, ruled, softmax
 
 @dataclass(frozen=True)
 class QueryGuided(QuestionGuided):
-    r"""The question is prefilled over the stitched cache; a token's score is the attention it gets from the question.
+    r"""Prefill the question over the assembled cache; a token's score is the attention it gets from the question.
 
     *Follows the paper, whose "attention weights [...] for each chunk" are read as a softmax within it; other options
     are ours.* The paper names no code. Public code of its name, `modeling_qwen3.py` and `utils_v2.py` in
-    `ktransformers/` of qiyuxinlin/FusionRAG at 41864e8 and 06c9636, takes the same softmax, layer and sums. It holds
-    the question against keys as they were cached, as if each passage came first, and leaves out what the last block
-    says before the question; here keys are where their passage is, and the whole block asks.
+    `ktransformers/` of qiyuxinlin/FusionRAG at 41864e8 and 06c9636, uses the same softmax, layer and sums. It scores
+    keys at the positions where they were cached, as if each passage came first, and omits the part of the last block
+    before the question. Here keys are at their new positions, and the whole last block is the query.
 
-    layers   "last" (the paper; of a model with sliding windows the last layer without one), "all", or layer numbers
+    layers   "last" (the paper; with sliding windows, the last layer without one), "all", or layer numbers
     tokens   of the question: "all" (the paper), or "last", the one that gives the first token of the answer
-    softmax  within each "block" apart, so that no block competes with another (the paper), over all "documents", over
-             the "context", system prompt included, or over the whole "prompt", as the model itself weighs
+    softmax  within each "block", so that blocks do not compete (the paper), over all "documents", over the "context",
+             system prompt included, or over the whole "prompt", as in the model
 
-    Summed over question tokens, heads and layers.
+    Scores are summed over question tokens, heads and layers.
 
     With question rows $Q$, heads $h$ and layers $L$, and $B(t)$ the block of token $t$:
 
@@ -34,5 +34,5 @@ class QueryGuided(QuestionGuided):
 
     @property
     def last(self) -> int | None:
-        """How many tokens at the question's end are asked; None: all."""
+        """Number of tokens at the end of the question that count; None: all."""
         return 1 if self.tokens == "last" else None

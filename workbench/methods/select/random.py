@@ -1,4 +1,4 @@
-"""Tokens drawn at random: what any method must beat at the same ratio."""
+"""Select tokens at random: the baseline for any method at the same ratio."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,7 +11,7 @@ from workbench.methods.select import Prompt, Select, ruled
 
 @dataclass(frozen=True)
 class RandomTokens(Select):
-    """A uniform draw that depends on `seed` and on the prompt's tokens, not on the batch or the order of calls."""
+    """A uniform sample that depends on `seed` and the prompt's tokens, not on the batch or the order of calls."""
 
     seed: int = ruled(0, "it is a whole number", lambda value: type(value) is int)
 

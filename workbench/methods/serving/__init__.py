@@ -4,14 +4,13 @@
               ↑                     ↑
               scheduler: which request is loaded, which is computed
 
-    sync      the engine loads the blocks of the requests of its next batch itself, one after the other, and computes
-              nothing meanwhile (the paper's baseline, figure 11a)
-    request   a request enters the run queue when all its blocks have arrived (the paper's, figure 11b)
-    layer     where the engine has nothing else to do, a request may enter it when the first layer of its blocks has
-              arrived; its prefill waits for each layer. Where there is work anyway, as by request: layer by layer, a
-              load is slower
+    sync      the engine itself loads the blocks of its next batch, one request after the other, and computes nothing
+              while it loads (the paper's baseline, figure 11a)
+    request   a request enters the run queue when all its blocks have arrived (the paper's method, figure 11b)
+    layer     if the engine is idle, a request can start when the first layer of its blocks has arrived; its prefill
+              waits for each layer. If the engine is busy, as `request`, because layerwise loads are slower
 
-Times are on the clock of the events that are recorded (`workbench.store.events`).
+Times are on the clock of the recorded events (`workbench.store.events`).
 """
 
 from workbench.methods.serving.scheduler import MODES, Scheduler

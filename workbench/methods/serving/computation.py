@@ -1,8 +1,8 @@
-"""Which requests are computed together.
+"""Batching: which requests are computed together.
 
-Ready requests may wait for others: a step reads the weights once for any number of requests, which is its fixed cost
-`a`. With r requests ready and B loading, one step less saves `a` for each of the B, and a second of waiting costs each
-of the B + r a second. So a free engine waits up to a · B / (B + r) seconds for the next request, and then begins with
+Ready requests may wait for others, because a step has a fixed cost `a`: it reads the weights once for any number of
+requests. With r requests ready and B loading, one step less saves `a` for each of the B, and a second of waiting costs
+each of the B + r a second. So an idle engine waits up to a · B / (B + r) seconds for the next request, then starts with
 those that are ready. Each arrival restarts the wait.
 """
 
@@ -15,12 +15,12 @@ from workbench.methods.serving.tickets import Engine, Queues, Ticket, Wait
 from workbench.store.events import Events
 
 STALL = 1e-4  # seconds; shorter waits are not recorded as pauses of the engine
-TOKENS = 8192  # maximum per prefill of several requests: enough to keep a GPU busy, as in vLLM
+TOKENS = 8192  # maximum per prefill of several requests: saturates a GPU, as in vLLM
 Waits = Mapping[str, Wait]  # by request name
 
 
 def rows_of(method: Method, ticket: Ticket) -> int:
-    """Estimate how many tokens a prefill by `method` computes; all of them if that depends on the selector."""
+    """Estimate how many tokens a prefill by `method` computes; all tokens if that depends on the selector."""
     prompt = ticket.prompt
     if not isinstance(method, Reuse):
         return len(prompt)
@@ -29,19 +29,19 @@ def rows_of(method: Method, ticket: Ticket) -> int:
 
 
 class Computation:
-    """Runs the engine over requests that are ready or running, at most `batch` at once."""
+    """Runs the engine on ready and running requests, at most `batch` at once."""
 
     def __init__(self, engine: Engine, queues: Queues, events: Events, batch: int, gather: bool = True):
         self.engine, self.queues, self.events, self.batch = engine, queues, events, batch
         self.gathering = Gathering() if gather else None
-        self.until: float | None = None  # ready requests wait for loading ones until then
-        self._free = 0.0  # end of the engine's last work
+        self.until: float | None = None  # until when ready requests wait for loading ones
+        self._free = 0.0  # time when the engine last became idle
         self._stalls: list[tuple[float, float]] = []  # (begin, end) within the current prefill
 
     def choose(self) -> tuple[list[Ticket], Waits]:
         """Take the ready requests that fit into the batch and into one prefill.
 
-        If nothing else can be computed, take those whose first layer has arrived.
+        If the engine is otherwise idle, take requests whose first layer has arrived.
         """
         queues, waits = self.queues, dict[str, Wait]()
         room = max(0, self.batch - len(queues.running))
@@ -59,7 +59,7 @@ class Computation:
         return chosen, waits
 
     def round(self, chosen: Sequence[Ticket], waits: Waits) -> bool:
-        """Compute the first tokens of chosen requests, and the next tokens of running ones."""
+        """Compute the first tokens of `chosen` requests, and the next tokens of running requests."""
         at, alone = self.events.now(), len(chosen) == len(self.queues.running) and not waits
         done = self.prefill(chosen, waits)
         done |= self.decode()
@@ -70,7 +70,7 @@ class Computation:
         return done
 
     def _together(self, ready: Sequence[Ticket]) -> list[Ticket]:
-        """Return the leading requests for one prefill, whose tokens are limited as each waits for all."""
+        """Return the leading requests for one prefill; its tokens are limited, since each request waits for all."""
         chosen, tokens = list[Ticket](), 0
         for ticket in ready:
             tokens += self.engine.rows(ticket)
@@ -80,7 +80,7 @@ class Computation:
         return chosen
 
     def _gathers(self, ready: int, room: int) -> bool:
-        """Return whether ready requests wait for others that are being loaded."""
+        """Return whether ready requests wait for requests that are loading."""
         queues, self.until = self.queues, None
         if self.gathering is None or queues.running or not queues.loading or not 0 < ready < room:
             return False
@@ -131,7 +131,7 @@ class Computation:
                 self.queues.finish(ticket)
 
     def _stalling(self, ticket: Ticket) -> Wait:
-        """Return a wait that records the times in which the engine stood still for a layer."""
+        """Return a function that waits for a layer, and records the stall."""
 
         def wait(layer: int) -> None:
             begin = self.events.now()
@@ -142,29 +142,29 @@ class Computation:
         return wait
 
 
-KEPT = 16  # last rounds remembered per number of requests
+KEPT = 16  # number of latest rounds kept per number of requests
 
 
 class Gathering:
-    """Learns the fixed cost of a round of the engine from rounds of different numbers of requests."""
+    """Estimates the fixed cost of an engine round from rounds with different numbers of requests."""
 
     def __init__(self) -> None:
         self._rounds: dict[int, deque[float]] = {}
 
     def note(self, requests: int, seconds: float) -> None:
-        """Record how long a round took that began with no running requests."""
+        """Record the duration of a round that started without running requests."""
         self._rounds.setdefault(requests, deque(maxlen=KEPT)).append(seconds)
 
     @property
     def fixed(self) -> float:
-        """Fixed seconds of a round, from the line through rounds of the fewest and the most requests; 0 if unknown."""
+        """Fixed seconds of a round, extrapolated from rounds with the fewest and the most requests; 0 if unknown."""
         if len(self._rounds) < 2:
             return 0.0
         few, many = min(self._rounds), max(self._rounds)
-        least = {count: min(seconds) for count, seconds in self._rounds.items()}  # the first of a shape is slow
+        least = {count: min(seconds) for count, seconds in self._rounds.items()}  # the first one of a shape is slow
         more = (least[many] - least[few]) / (many - few)
         return max(0.0, min(least[few] - more * few, *least.values()))
 
     def until(self, since: float, ready: int, behind: int) -> float:
-        """Return the time to begin at; `since` is when the engine became free or the last request came, if later."""
+        """Return the time to start at; `since` is when the engine became idle, or the last request ready, if later."""
         return since + self.fixed * behind / (behind + ready)

@@ -1,4 +1,4 @@
-"""The serving engine for any method, with one contiguous KV a request; used on CPUs."""
+"""Serving engine for any method, with one contiguous KV per request; used on CPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from workbench.core.kv import KV
 from workbench.engine.assembly import assembly_of
-from workbench.engine.chunked import prefill_chunked_many
 from workbench.engine.decoding import (
     DecodeRequest,
     StopStrings,
@@ -23,12 +22,11 @@ from workbench.engine.decoding import (
     special_ids,
     text_of,
 )
-from workbench.engine.forward import PrefillOutput, prefill_many
-from workbench.methods import Method, ReadyRequest
+from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Generation
 from workbench.methods.generation import method_of
 from workbench.methods.modes.reuse import Reuse, as_computed
-from workbench.methods.preprocessing.lookups import Asked
+from workbench.methods.preprocessing.lookups import KeyProbe
 from workbench.methods.request_report import Lookup, WatchedStore, receipts_of, timed
 from workbench.methods.serving.computation import rows_of
 from workbench.methods.serving.tickets import Arrived, OnHost, Ticket, Wait
@@ -38,7 +36,7 @@ from workbench.store import Store
 
 
 class LoadedStore(WatchedStore):
-    """The blocks of one request, read in advance by its loader, so that the engine does not wait."""
+    """The blocks of one request, prefetched by its loader."""
 
     def __init__(self, store: Store):
         super().__init__(store)
@@ -51,7 +49,7 @@ class LoadedStore(WatchedStore):
         return self.loaded.get(key)
 
     def get(self, key: str) -> KV | None:
-        """Return a block that was loaded, or one that was put since."""
+        """Return a block that was loaded, or stored since."""
         if (kv := self.loaded.get(key)) is not None:
             return kv
         missed = [lookup for lookup in self.lookups if lookup.key == key]
@@ -63,7 +61,7 @@ class LoadedStore(WatchedStore):
 
     @property
     def read(self) -> list[Lookup]:
-        """The look-ups that were hits."""
+        """Look-ups that were hits."""
         return [lookup for lookup in self.lookups if lookup.miss is None]
 
 
@@ -80,10 +78,10 @@ class HeldBlocks:
 
 @dataclass
 class ContiguousEngine(OnHost):
-    """Computes requests by `method` over blocks of `store`; other options, and the answers, are those of `generate`.
+    """Computes requests with `method` over blocks of `store`; other options, and the answers, are those of `generate`.
 
-    In layer mode, a request whose blocks are all stored and of which no token is recomputed is assembled by its loader,
-    layer by layer; others when all blocks have arrived.
+    In layer mode, the loader assembles a request layer by layer if all its blocks are stored and no token is
+    recomputed; other requests are assembled when all blocks have arrived.
     """
 
     model: PreTrainedModel
@@ -111,31 +109,31 @@ class ContiguousEngine(OnHost):
             self._spec.check_block(len(block))
 
     def rows(self, ticket: Ticket) -> int:
-        """Return about how many tokens the prefill of a request computes."""
+        """Estimate how many tokens the prefill of a request computes."""
         return rows_of(self._method, ticket)
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Read the blocks that the method will look up."""
         held = ticket.held = HeldBlocks(LoadedStore(self.store))
         if isinstance(self._method, Reuse):
-            asked = Asked(self._spec.empty(1))
-            self._method.prepare(self.model, [ticket.prompt], asked)
-            for key in asked.keys:
+            probe = KeyProbe(self._spec.empty(1))
+            self._method.prepare(self.model, [ticket.prompt], probe)
+            for key in probe.keys:
                 if ticket.cancelled:
                     break
                 held.store.load(key)
-            if arrived is not None and len(asked.keys) == len(held.store.loaded) and self._by_layer(ticket):
+            if arrived is not None and len(probe.keys) == len(held.store.loaded) and self._by_layer(ticket):
                 self._place(ticket, held, arrived)
         read = held.store.read
         tiers = sorted({lookup.tier for lookup in read})
         return {"bytes": sum(lookup.bytes for lookup in read), "tier": ", ".join(tiers)}
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
-        """Compute the first tokens, packed into one forward pass."""
+        """Compute the first tokens in one packed forward pass."""
         for ticket in tickets:
             ticket.tokens.clear()
             self._begin(ticket, ticket.held)
-        logits = self._finished([ticket.held.ready for ticket in tickets], waits)
+        logits = finish(self.model, [ticket.held.ready for ticket in tickets], waits)
         ended = []
         for ticket, row in zip(tickets, logits, strict=True):
             ready = ticket.held.ready
@@ -175,7 +173,7 @@ class ContiguousEngine(OnHost):
         return method.chunk is None and not ticket.cancelled
 
     def _place(self, ticket: Ticket, held: HeldBlocks, arrived: Arrived) -> None:
-        """Put the blocks of a request in place, one layer after the other."""
+        """Assemble the blocks of a request, layer by layer."""
         assert isinstance(self._method, Reuse)
         (cached,) = self._method.prepare(self.model, [ticket.prompt], held.store)
         reserve = self._reserve(ticket)
@@ -194,16 +192,6 @@ class ContiguousEngine(OnHost):
         held.store.resume()
         (held.ready,) = self._method.begin(self.model, [ticket.prompt], held.store, self._reserve(ticket))
         held.encoding = min(perf_counter() - begin, held.store.seconds["encode"] - before)
-
-    def _finished(self, ready: Sequence[ReadyRequest], waits: Sequence[Wait | None]) -> list[Tensor]:
-        """Run the last forward pass, and return the logits [V] after the prompt of every request."""
-        requests, chunk = [each.request for each in ready], ready[0].chunk
-        outputs: Sequence[PrefillOutput]
-        if chunk:
-            outputs = prefill_chunked_many(self.model, requests, chunk, 1)
-        else:
-            outputs = prefill_many(self.model, requests, 1, waits)
-        return [output.logits[-1] for output in outputs if output.logits is not None]
 
     def _take(self, ticket: Ticket, row: Tensor) -> bool:
         """Choose the next token; return whether the answer has ended."""

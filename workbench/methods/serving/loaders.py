@@ -1,4 +1,4 @@
-"""Loaders: threads that read blocks, for example into pages, while the engine computes."""
+"""Loaders: threads that read blocks into memory or pages while the engine computes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from workbench.core.kv import KV
 from workbench.engine.pages.paged_prompt import PagedPrompt
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
-from workbench.methods.preprocessing.lookups import Asked
+from workbench.methods.preprocessing.lookups import KeyProbe
 from workbench.methods.request_report import Lookup
 from workbench.methods.serving.tickets import Arrived, Ticket
 from workbench.models.spec import spec_for
@@ -32,7 +32,7 @@ class HeldPages:
     """State of one request over pages.
 
     keys     store keys of its context blocks, in reading order
-    own      number of pages that are promised to it, until they are taken
+    own      number of pages that are promised to it, until they are allocated
     rows     positions of context tokens that are recomputed
     """
 
@@ -47,22 +47,22 @@ class HeldPages:
 
 
 class PageLoads:
-    """Brings blocks, prepared by `prepare`, from the tiers behind `pages` into them."""
+    """Loads blocks, preprocessed by `prepare`, from the tiers behind `pages` into pages."""
 
     def __init__(self, model: PreTrainedModel, pages: PageTier, prepare: Prepare):
         self.model, self.pages, self.prepare = model, pages, prepare
-        self._there: dict[str, Lookup] = {}  # key → look-up of a block in pages
-        self._looking = Lock()
+        self._hits: dict[str, Lookup] = {}  # key → look-up of a block in pages
+        self._turn = Lock()
 
     def load(self, ticket: Ticket, own: int, arrived: Arrived | None = None) -> dict[str, Any]:
         """Load the blocks of a request into pages, and promise it `own` more; return {bytes, tier}.
 
-        With `arrived`, load layer by layer. Blocks that no tier holds are left empty. One request is looked up at a
-        time, so that its copies overlap the next look-up. Raises NoRoom.
+        With `arrived`, load layer by layer. Pages of blocks that no tier contains stay empty. Look-ups of requests are
+        serialized, so that copies of one overlap the look-ups of the next. Raises NoRoom.
         """
         keys, store = self.keys(ticket), self.pages.behind
         lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
-        with self._looking:
+        with self._turn:
             mine = self.pages.reserve(lengths, own)
             held = ticket.held = HeldPages(keys, own, [])
             found = self._found(held, mine, ticket)
@@ -87,9 +87,9 @@ class PageLoads:
     def _found(self, held: HeldPages, keys: Sequence[str], ticket: Ticket) -> dict[str, KV]:
         """Return {key: KV} of the blocks found in a tier; {} for a cancelled request."""
         store, found = self.pages.behind, dict[str, KV]()
-        wanted = keys if not ticket.cancelled else []
+        requested = keys if not ticket.cancelled else []
         try:
-            for key, below in zip(wanted, store.find_all(wanted, ticket.name), strict=True):
+            for key, below in zip(requested, store.find_all(requested, ticket.name), strict=True):
                 if below is None:
                     held.lookups.append(Lookup(key, miss=store.why(key)))
                 else:
@@ -110,22 +110,22 @@ class PageLoads:
         return {"bytes": 0, "tier": self.pages.name}
 
     def keys(self, ticket: Ticket) -> list[str]:
-        """Return the key of every context block, as the preparation looks it up."""
+        """Return the key under which the preprocessing looks up every context block."""
         if isinstance(self.prepare, Independent):
             model_key, dtype = fingerprint(self.model), self.model.dtype
             return [key_of(model_key, dtype, block) for block in ticket.prompt.context]
-        asked = Asked(spec_for(self.model).empty(1))
-        (kvs,) = self.prepare(self.model, [ticket.prompt], asked)
-        key_of_kv = {id(kv): key for key, kv in asked.keys.items()}
+        probe = KeyProbe(spec_for(self.model).empty(1))
+        (kvs,) = self.prepare(self.model, [ticket.prompt], probe)
+        key_of_kv = {id(kv): key for key, kv in probe.keys.items()}
         return [key_of_kv[id(kv)] for kv in kvs]
 
     def _hit(self, key: str, lengths: Mapping[str, int]) -> Lookup:
-        """Return the look-up of a block in pages, which is the same object for every request."""
-        if (known := self._there.get(key)) is None:
-            if len(self._there) >= REMEMBERED:
-                self._there.clear()
+        """Return the look-up of a block in pages; the same object for every request."""
+        if (known := self._hits.get(key)) is None:
+            if len(self._hits) >= REMEMBERED:
+                self._hits.clear()
             size = lengths[key] * self.pages.page_bytes // self.pages.pool.size
-            known = self._there[key] = Lookup(key, self.pages.name, size)
+            known = self._hits[key] = Lookup(key, self.pages.name, size)
         return known
 
 
@@ -142,29 +142,29 @@ class Report:
 
 
 class Loaders(Protocol):
-    """Interface of loaders, each of which loads the blocks of one request at a time."""
+    """Interface of loaders; each loads the blocks of one request at a time."""
 
     def start(self, ticket: Ticket, job: Job, by_layer: bool) -> None:
-        """Begin to load, as soon as one is free."""
+        """Start the load as soon as a loader is free."""
 
     def inline(self, ticket: Ticket, job: Job) -> None:
-        """Load now, in the engine's own thread. Raises what the job raises."""
+        """Load now, in the engine's thread. Raises the exceptions of the job."""
 
     def poll(self) -> list[Report]:
-        """Return what has happened since the last call."""
+        """Return the reports since the last call."""
 
     def wait(self, until: float | None) -> None:
-        """Return when something has happened, or at a moment of the scheduler's clock."""
+        """Wait for a report, or until a moment on the scheduler's clock."""
 
     def wake(self) -> None:
-        """Let `wait` return."""
+        """Make `wait` return."""
 
     def close(self) -> None:
-        """End the loaders."""
+        """Shut down the loaders."""
 
 
 class ThreadLoaders:
-    """Loaders that are threads."""
+    """Loaders as threads."""
 
     def __init__(self, count: int, events: Events):
         if count < 1:
@@ -175,16 +175,16 @@ class ThreadLoaders:
         self._read: list[Report] = []
 
     def start(self, ticket: Ticket, job: Job, by_layer: bool) -> None:
-        """Begin to load, as soon as a thread is free."""
+        """Start the load as soon as a thread is free."""
         self._threads.submit(self._run, ticket, job, by_layer)
 
     def inline(self, ticket: Ticket, job: Job) -> None:
-        """Load now, in this thread."""
+        """Load now, in the calling thread."""
         with self.events.span("load", lane="engine", request=ticket.name) as about:
             about |= job(ticket, None)
 
     def poll(self) -> list[Report]:
-        """Return what has happened since the last call."""
+        """Return the reports since the last call."""
         while True:
             try:
                 if (report := self._mail.get_nowait()) is not None:
@@ -195,7 +195,7 @@ class ThreadLoaders:
         return read
 
     def wait(self, until: float | None) -> None:
-        """Return when something has happened, or at a moment of the events' clock."""
+        """Wait for a report, or until a moment on the events' clock."""
         try:
             report = self._mail.get(timeout=None if until is None else max(0.0, until - self.events.now()))
             if report is not None:
@@ -204,11 +204,11 @@ class ThreadLoaders:
             pass
 
     def wake(self) -> None:
-        """Let `wait` return."""
+        """Make `wait` return."""
         self._mail.put(None)
 
     def close(self) -> None:
-        """End the threads; loads that have not begun are dropped."""
+        """Shut down the threads; loads that have not started are dropped."""
         self._threads.shutdown(cancel_futures=True)
 
     def _run(self, ticket: Ticket, job: Job, by_layer: bool) -> None:
@@ -223,7 +223,7 @@ class ThreadLoaders:
             with self.events.span("load", lane=lane, request=ticket.name) as about:
                 if not ticket.cancelled:
                     about |= job(ticket, arrived if by_layer else None)
-        except BaseException as problem:  # belongs to the request: whoever waits for it raises it
+        except BaseException as problem:  # reported with the request, and raised in the thread that waits for it
             ticket.arrivals.fail(problem)
             self._mail.put(Report(ticket, "failed", problem))
         else:

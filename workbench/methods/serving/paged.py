@@ -1,4 +1,4 @@
-"""The serving engine over shared pages: requests read blocks in place, by captured steps; used on GPUs."""
+"""Serving engine over shared pages: requests read blocks in place, with CUDA graphs; used on GPUs."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,10 +32,10 @@ from workbench.store.tiering.pages import PageTier
 
 @dataclass
 class PagedEngine:
-    """Computes requests by `method` over the pages of `pages`; blocks come from the tiers behind it.
+    """Computes requests with `method` over `pages`; blocks come from the tiers behind it.
 
     method    a `Reuse` with any positions and selector
-    quantum   tokens of an answer that are computed before another request may join
+    quantum   number of answer tokens that are computed before another request can join
 
     The other options are those of `generate`. Raises BadInput for methods with sparse attention or chunks, and for a
     selector that writes to cached rows.
@@ -85,39 +85,39 @@ class PagedEngine:
             raise BadInput(f"request {ticket.name} needs {needed} pages, the pool has {self.pages.pages}")
 
     def rows(self, ticket: Ticket) -> int:
-        """Return about how many tokens the prefill of a request computes."""
+        """Estimate how many tokens the prefill of a request computes."""
         return rows_of(self.method, ticket)
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
-        """Load the blocks into pages; those that no tier holds are left to the engine."""
+        """Load the blocks into pages; the engine computes blocks that no tier contains."""
         about = self._loads.load(ticket, self._own(ticket), arrived)
         if arrived is None and self.method.select is None and not self.pages.empty(ticket.held.keys):
             self._open(ticket, None)
         return about
 
     def admit(self, ticket: Ticket) -> dict[str, Any] | None:
-        """Admit a request whose blocks are all in pages; one that recomputes nothing gets its page table at once."""
+        """Admit a request whose blocks are all in pages; without a selector, its page table is made at once."""
         about = self._loads.admit(ticket, self._own(ticket))
         if about is not None and self.method.select is None:
             self._open(ticket, None)
         return about
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
-        """Encode missed blocks, select rows, and compute them and the questions in one step."""
+        """Encode missing blocks, select rows, and compute them and the questions in one step."""
         wait = _all_of([wait for wait in waits if wait is not None])
         self._encode(tickets)
         for ticket in tickets:
             ticket.tokens.clear()
-            ticket.held.used = None  # unknown until this step is queued
-            if ticket.held.paged is None or ticket.held.paged.written:  # layerwise load; second attempt
+            ticket.held.used = None  # unknown until this step is launched
+            if ticket.held.paged is None or ticket.held.paged.written:  # layerwise load, or second attempt
                 self._open(ticket, wait)
         prompts = [ticket.held.paged for ticket in tickets]
         ids = [t.prompt.tokens[torch.cat((t.held.rows, t.prompt.question))] for t in tickets]
-        with self._alone(Bucket.of(prompts, max(map(len, ids))), wait):
+        with self._excluding_copies(Bucket.of(prompts, max(map(len, ids))), wait):
             logits = self.runner.prefill(prompts, ids, wait)
         for ticket in tickets:
             ticket.held.random.manual_seed(self.seed)
-        return self._take_likely(tickets, logits)
+        return self._take_next(tickets, logits)
 
     def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
         """Compute up to `quantum` more tokens of every request, or one if tokens are sampled."""
@@ -125,20 +125,20 @@ class PagedEngine:
         for ticket in tickets:
             ticket.held.used = None
         if self.temperature:
-            with self._alone(Bucket.of(prompts, 1)):
+            with self._excluding_copies(Bucket.of(prompts, 1)):
                 logits = self.runner.prefill(prompts, [torch.tensor(ticket.tokens[-1:]) for ticket in tickets])
-            return self._take_likely(tickets, logits)
+            return self._take_next(tickets, logits)
         count = min(self.quantum, *(ticket.max_new_tokens - len(ticket.tokens) for ticket in tickets))
         last = torch.tensor([ticket.tokens[-1] for ticket in tickets], device=self.pool.device)
-        with self._alone(Bucket.of(prompts, 1, count + 1)):
+        with self._excluding_copies(Bucket.of(prompts, 1, count + 1)):
             ahead = count if self.overlaps else 1
-            steps = list(self.runner.decode(prompts, last, count + 1, self._eos, ahead, self._beside))[1:]
+            steps = list(self.runner.decode(prompts, last, count + 1, self._eos, ahead, self._work_until))[1:]
         self._used(tickets)
         ended = []
         for i, ticket in enumerate(tickets):
-            said = [step[i] for step in steps]
-            over = len(said) < count or None in said
-            ended.append(self._take(ticket, [token for token in said if token is not None]) or over)
+            tokens = [step[i] for step in steps]
+            over = len(tokens) < count or None in tokens
+            ended.append(self._take(ticket, [token for token in tokens if token is not None]) or over)
         return ended
 
     def finish(self, ticket: Ticket) -> Generation:
@@ -157,7 +157,7 @@ class PagedEngine:
         )
 
     def release(self, ticket: Ticket) -> None:
-        """Give back the pages of a request, and release its blocks."""
+        """Free the pages of a request, and release its blocks."""
         held, ticket.held = ticket.held, None
         if held is None:
             return
@@ -185,7 +185,7 @@ class PagedEngine:
             ticket.held.encoding = perf_counter() - begin
 
     def _open(self, ticket: Ticket, wait: Wait | None) -> None:
-        """Choose the rows of a request to recompute, and make its page table."""
+        """Select the rows of a request to recompute, and make its page table."""
         held, prompt, select = ticket.held, ticket.prompt, self.method.select
         context = [self.pages.cached(key) for key in held.keys]
         with self.pages.lock:
@@ -193,26 +193,26 @@ class PagedEngine:
                 self.pool.close(held.paged)
                 held.paged = None
         if select is not None:
-            with self._alone((len(prompt), len(prompt.question)), wait):
+            with self._excluding_copies((len(prompt), len(prompt.question)), wait):
                 (choice,) = chosen_over_pages(self.runner, self.method, [prompt], [context], wait=wait)
                 assert choice.rows is not None
                 held.rows = choice.rows
         with self.pages.lock:
             reserve = len(prompt.question) + ticket.max_new_tokens
-            order = sorted(range(len(context)), key=lambda i: context[i].serial)  # an order common to all requests
+            order = sorted(range(len(context)), key=lambda i: context[i].serial)  # the same order in all requests
             held.paged = self.pool.open(context, reserve, held.rows, self.method.positions, order=order)
             self.pages.kept(held.own)
             held.own = 0
 
     def _used(self, tickets: Sequence[Ticket]) -> Any:
-        """Return a GPU event after all work so far, after which these requests no longer use their pages."""
+        """Record a GPU event, after which these requests no longer use their pages."""
         event = torch.cuda.current_stream().record_event() if self.overlaps else None
         for ticket in tickets:
             ticket.held.used = event
         return event
 
-    def _beside(self, event: Any) -> None:
-        """Do other work that is due until the GPU reaches the event."""
+    def _work_until(self, event: Any) -> None:
+        """Do the scheduler's pending work until the GPU reaches the event."""
         while event is not None and not event.query() and self.meanwhile():
             pass
 
@@ -226,30 +226,27 @@ class PagedEngine:
                 return True
         return len(ticket.tokens) >= ticket.max_new_tokens
 
-    def _take_likely(self, tickets: Sequence[Ticket], logits: Tensor) -> list[bool]:
-        """Choose the next token of each request by its logits [V]; return whether each has ended."""
+    def _take_next(self, tickets: Sequence[Ticket], logits: Tensor) -> list[bool]:
+        """Choose the next token of each request from its logits [V]; return whether each has ended."""
         if self.temperature:
             tokens = [self._choose(row, t.held.random) for t, row in zip(tickets, logits, strict=True)]
         else:
             likeliest = logits.argmax(-1)
-            self._beside(self._used(tickets))
+            self._work_until(self._used(tickets))
             tokens = likeliest.tolist()
         return [self._take(ticket, [token]) for ticket, token in zip(tickets, tokens, strict=True)]
 
     def _own(self, ticket: Ticket) -> int:
-        """Return the number of pages for the tokens that are computed for a request, recomputed rows included."""
-        prompt, select = ticket.prompt, self.method.select
-        asked = len(prompt.question)
-        chosen = 0
+        """Return the number of pages for the computed tokens of a request, including recomputed rows."""
+        prompt, select, chosen = ticket.prompt, self.method.select, 0
         if select is not None:
             bounded = isinstance(select, QuestionGuided) and self.method.ratio is not None
             chosen = budget(prompt, self.method.ratio or 0.0, select.system) if bounded else prompt.starts[-1]
-        tokens = asked + ticket.max_new_tokens + chosen
-        return -(-tokens // self.pool.size)
+        return -(-(len(prompt.question) + ticket.max_new_tokens + chosen) // self.pool.size)
 
     @contextmanager
-    def _alone(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
-        """Hold copies back during the first step of a shape, which may be captured; steps with a `wait` are not."""
+    def _excluding_copies(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
+        """Block copies during the first step of a shape, which may be captured; steps with a `wait` are not."""
         new = self.runner.graphs and wait is None and not (shape in self._seen or self.runner.holds(shape))
         self._seen.add(shape)
         with self.pages.copies.lock if new else nullcontext():
@@ -257,7 +254,7 @@ class PagedEngine:
 
 
 def _all_of(waits: Sequence[Wait]) -> Wait | None:
-    """Combine waits of several requests into one; None without any."""
+    """Combine the waits of several requests; None if there are none."""
 
     def wait(layer: int) -> None:
         for each in waits:

@@ -1,4 +1,4 @@
-"""The serving engine of a prefix cache: it computes what follows the longest cached prefix of blocks."""
+"""Serving engine with a prefix cache: computes the tokens after the longest cached prefix of blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ from workbench.store import fingerprint, key_of
 
 @dataclass
 class PrefixEngine(ContiguousEngine):
-    """Answers as full attention does, behind the longest prefix of blocks in `store`.
+    """Full attention over the longest prefix of blocks in `store`.
 
-    It keeps the KV of every block under the chain of blocks before it, as vLLM's and SGLang's prefix caches do.
+    The KV of every block is stored under the chain of blocks before it, as in the prefix caches of vLLM and SGLang.
     """
 
     method: Method | str = field(default_factory=Full)
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
-        """Compute the first tokens, and keep the blocks that were computed."""
+        """Compute the first tokens, and store the computed blocks."""
         ended = super().prefill(tickets, waits)
         for ticket in tickets:
             prompt, kv = ticket.prompt, ticket.held.ready.request.kv
@@ -53,6 +53,6 @@ class PrefixEngine(ContiguousEngine):
         held.ready = ReadyRequest(request, passes, len(rows), length)
 
     def _chain(self, ticket: Ticket) -> list[str]:
-        """Return the key of every context block, given all blocks before it."""
+        """Return the key of every context block, as encoded after all blocks before it."""
         model_key, blocks = fingerprint(self.model), ticket.prompt.context
         return [key_of(model_key, self.model.dtype, block, blocks[:i]) for i, block in enumerate(blocks)]

@@ -1,4 +1,4 @@
-"""The scheduler: decides in rounds, in one thread, which requests are loaded and which are computed."""
+"""The scheduler: one thread that decides, in rounds, which requests are loaded and which are computed."""
 
 import gc
 import sys
@@ -21,16 +21,16 @@ MODES = SCHEDULERS
 
 
 class Scheduler:
-    """Serves requests by one engine, which has no other user.
+    """Serves requests with one engine, which has no other user.
 
     mode      "sync", "request" or "layer" (see `workbench.methods.serving`)
     loaders   number of loading threads, or an object with the interface `Loaders`
-    batch     most requests computed together (continuous batching: one joins as soon as one ends)
-    loading   most requests that are loading or waiting to be computed; their blocks are not evicted
-    events    recorder of what happens
-    gather    a free engine waits a little for requests that are about to be loaded (`serving.computation`)
+    batch     maximum number of requests computed together (continuous batching)
+    loading   maximum number of requests that are loading or waiting to be computed; their blocks are pinned
+    events    event recorder
+    gather    an idle engine waits briefly for requests that are almost loaded (`serving.computation`)
 
-    A request that fails or is cancelled ends alone; the others go on.
+    A request that fails or is cancelled does not affect others.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Scheduler:
         self.events = Events() if events is None else events
         self.loaders: Loaders = ThreadLoaders(loaders, self.events) if isinstance(loaders, int) else loaders
         self.queues = Queues(engine, self.events, loading)
-        self._inbox = deque[Ticket]()  # from other threads
+        self._inbox = deque[Ticket]()  # submitted by any thread
         self.computation = Computation(engine, self.queues, self.events, batch, gather)
         self._overlaps = mode != "sync" and engine.overlaps
         if engine.overlaps:
@@ -75,7 +75,7 @@ class Scheduler:
         return ticket
 
     def run(self, prompts: Iterable[Prompt] = (), max_new_tokens: int = 64) -> list[Ticket]:
-        """Submit prompts, compute until all requests have ended, and return the tickets."""
+        """Submit prompts, run until every request has ended, and return the tickets."""
         tickets = [self.submit(prompt, max_new_tokens) for prompt in prompts]
         with steady():
             while self._left():
@@ -83,13 +83,13 @@ class Scheduler:
         return tickets
 
     def serve(self) -> None:
-        """Compute until `close` is called; for a thread of its own."""
+        """Serve requests until `close` is called; for a separate thread."""
         with steady():
             while not self._closed or self._left():
                 self.step(idle=True)
 
     def close(self) -> None:
-        """Accept no more requests, and end the loaders; `serve` returns when its requests are done."""
+        """Reject new requests, and shut down idle loaders; `serve` returns when its requests have ended."""
         with self._lock:
             self._closed = True
         self.loaders.wake()
@@ -97,7 +97,7 @@ class Scheduler:
             self.loaders.close()
 
     def step(self, idle: bool = False) -> None:
-        """Do one round; with nothing to do, wait for a loader (with `idle`, also for a new request)."""
+        """Run one round; if there is nothing to do, wait for a loader (with `idle`, also for a new request)."""
         while self._inbox:
             self.queues.waiting.append(self._inbox.popleft())
         done = self._collect()
@@ -116,7 +116,7 @@ class Scheduler:
         return self._collect() or self.queues.conclude() or self._load_one()
 
     def _conclude(self) -> bool:
-        """Make answers now, unless the next step can overlap with it."""
+        """Build answers now, unless that can overlap with the next step."""
         later = self._overlaps and bool(self.queues.ready or self.queues.running)
         before = self.queues.ends
         while len(self.queues.concluding) > (self.batch if later else 0):
@@ -138,10 +138,10 @@ class Scheduler:
         """Advance a request whose loading has ended; end it, or put it back, if loading failed."""
         queues = self.queues
         queues.drop(ticket, queues.loading, queues.begun)
-        if ticket.done.is_set():  # cancelled or failed meanwhile
+        if ticket.done.is_set():  # cancelled or failed while loading
             self.engine.release(ticket)
         elif ticket.state == "running":
-            return  # layerwise load: its computation has begun already
+            return  # layerwise load: already being computed
         elif isinstance(problem, NoRoom):
             queues.put_back(ticket, problem)
         elif problem is not None:
@@ -151,10 +151,10 @@ class Scheduler:
 
     def _sweep(self) -> bool:
         """End cancelled requests; return whether there were any."""
-        given_up = [ticket for ticket in self.queues if ticket.cancelled and not ticket.done.is_set()]
-        for ticket in given_up:
+        cancelled = [ticket for ticket in self.queues if ticket.cancelled and not ticket.done.is_set()]
+        for ticket in cancelled:
             self.queues.end(ticket, "cancel", CancelledError(f"request {ticket.name} was cancelled"))
-        return bool(given_up)
+        return bool(cancelled)
 
     def _load(self) -> bool:
         started = 0
@@ -163,7 +163,7 @@ class Scheduler:
         return started > 0
 
     def _load_one(self) -> bool:
-        """Begin to load the next request if there is one and room for it; return whether it was begun."""
+        """Start to load the next request if there is one and room for it; return whether it was started."""
         queues = self.queues
         if not queues.waiting or queues.blocked:
             return False
@@ -180,7 +180,7 @@ class Scheduler:
         return True
 
     def _admitted(self, ticket: Ticket) -> bool:
-        """Admit a request that needs no loading; return False if it has to go to the loaders."""
+        """Admit a request that needs no loading; return False if it must go to the loaders."""
         begin = self.events.now()
         try:
             if (about := self.engine.admit(ticket)) is None:
@@ -209,14 +209,14 @@ class Scheduler:
         return bool(self._inbox or self.queues.waiting) or self.queues.active
 
 
-TURN = 2e-4  # seconds: the interval for switching threads, 5e-3 by default
+TURN = 2e-4  # seconds: thread switch interval, 5e-3 by default
 
 
 @contextmanager
 def steady() -> Iterator[None]:
-    """Switch threads more often within the block, and exclude existing objects from garbage collection.
+    """Shorten the thread switch interval, and exclude existing objects from garbage collection.
 
-    The engine's thread waits for the device and for loaders, so short switch intervals lower its latency.
+    The engine's thread waits for the device and for loaders, so a short interval lowers its latency.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(TURN, before))

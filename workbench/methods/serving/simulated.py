@@ -1,4 +1,4 @@
-"""Serving on a simulated clock: for tests, and for timelines of other machines."""
+"""Serving on a simulated clock, for tests and for timelines of other machines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Seconds = Callable[[Ticket], float]
 
 @dataclass
 class SimulatedClock:
-    """Seconds since the beginning; `Events(clock)` records on it."""
+    """Simulated seconds since the start, for `Events(clock)`."""
 
     seconds: float = 0.0
 
@@ -24,14 +24,14 @@ class SimulatedClock:
         return self.seconds
 
     def until(self, moment: float) -> None:
-        """Let time pass until a moment, unless it has gone by."""
+        """Advance the clock to a moment, unless it has passed."""
         self.seconds = max(self.seconds, moment)
 
 
 class SimulatedLoaders:
-    """`count` loaders, each of which takes `seconds` for a request; its layers arrive at equal distances.
+    """`count` loaders, each of which needs `seconds` per request; layers arrive at equal intervals.
 
-    The job itself is done at once, and reported when its time has passed.
+    The job itself is executed at once, and reported when its simulated time has passed.
     """
 
     def __init__(self, count: int, seconds: Seconds, clock: SimulatedClock, events: Events, layers: int = 1):
@@ -43,7 +43,7 @@ class SimulatedLoaders:
         self._numbers = count_from()
 
     def start(self, ticket: Ticket, job: Job, by_layer: bool) -> None:
-        """Begin to load when a loader is free."""
+        """Start the load when a loader is free."""
         lane = min(range(len(self._free)), key=self._free.__getitem__)
         begin = max(self.events.now(), self._free[lane])
         end = self._free[lane] = begin + self.seconds(ticket)
@@ -65,7 +65,7 @@ class SimulatedLoaders:
         self._report(end, Report(ticket, "failed" if problem else "done", problem))
 
     def inline(self, ticket: Ticket, job: Job) -> None:
-        """Load while the engine waits."""
+        """Load in the engine's thread, which waits."""
         begin = self.events.now()
         try:
             about = job(ticket, None)
@@ -75,14 +75,14 @@ class SimulatedLoaders:
         self.events.add("load", begin, seconds=seconds, lane="engine", request=ticket.name, **about)
 
     def poll(self) -> list[Report]:
-        """Return what is due."""
+        """Return the reports that are due."""
         now = self.events.now()
         due = sorted((entry for entry in self._due if entry[0] <= now), key=lambda entry: entry[:2])
         self._due = [entry for entry in self._due if entry[0] > now]
         return [report for _, _, report in due]
 
     def wait(self, until: float | None) -> None:
-        """Let time pass until something is due."""
+        """Advance the clock until a report is due."""
         moments = [moment for moment, _, _ in self._due] + ([] if until is None else [until])
         if moments:
             self.clock.until(min(moments))
@@ -112,12 +112,12 @@ class _TimedArrivals(Arrivals):
 
 @dataclass
 class SimulatedEngine(OnHost):
-    """An engine whose work takes time on a simulated clock; `engine`, if given, computes the answers.
+    """An engine that takes simulated time; `engine`, if given, computes the answers.
 
-    prefill_seconds, decode_seconds  seconds of a request's first token, and of one more token of all requests
-    step                             further seconds of a prefill, for any number of requests
+    prefill_seconds, decode_seconds  seconds for a request's first token, and for one decoding step of all requests
+    step                             fixed seconds of a prefill, for any number of requests
     layers                           number of layers, which arrive one by one in layer mode
-    released                         names of the requests that were released
+    released                         names of released requests
     """
 
     clock: SimulatedClock
@@ -129,20 +129,20 @@ class SimulatedEngine(OnHost):
     step: float = 0.0
 
     def check(self, ticket: Ticket) -> None:
-        """Take any request."""
+        """Accept any request that `engine`, if any, accepts."""
         if self.engine:
             self.engine.check(ticket)
 
     def rows(self, ticket: Ticket) -> int:
-        """Return what the engine says, if any."""
+        """Return the value of the engine, if any."""
         return self.engine.rows(ticket) if self.engine else super().rows(ticket)
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
-        """Load by the engine, if any."""
+        """Load with the engine, if any."""
         return self.engine.load(ticket, arrived) if self.engine else {}
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
-        """Let the time of all prefills pass, layer by layer where layers are waited for."""
+        """Advance the clock by the time of all prefills, layer by layer for requests with a wait."""
         self.clock.seconds += self.step
         for ticket, wait in zip(tickets, waits, strict=True):
             for layer in range(self.layers):
@@ -154,7 +154,7 @@ class SimulatedEngine(OnHost):
         return self._more(tickets)
 
     def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
-        """Let the time of one step pass."""
+        """Advance the clock by one step."""
         self.clock.seconds += self.decode_seconds
         return self.engine.decode(tickets) if self.engine else self._more(tickets)
 

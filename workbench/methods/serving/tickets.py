@@ -1,4 +1,4 @@
-"""Requests in the scheduler (tickets), the interface of engines, and the queues in which requests wait."""
+"""Requests of the scheduler (tickets), the interface of engines, and the request queues."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +16,8 @@ from workbench.store.tiering.pages import NoRoom
 __all__ = ["Arrivals", "Arrived", "CancelledError", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
 
 State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "failed"]
-Arrived = Callable[[int], None]  # (layer): called when a layer is in place
-Wait = Callable[[int], None]  # (layer): returns when it has arrived
+Arrived = Callable[[int], None]  # (layer): called when a layer has arrived
+Wait = Callable[[int], None]  # (layer): returns when a layer has arrived
 
 
 class Arrivals:
@@ -28,7 +28,7 @@ class Arrivals:
         self._problem: BaseException | None = None
 
     def add(self, layer: int) -> None:
-        """Report that `layer` and those below it have arrived."""
+        """Report that `layer` and all lower layers have arrived."""
         with self._changed:
             self._layers = max(self._layers, layer + 1)
             self._changed.notify_all()
@@ -49,12 +49,12 @@ class Arrivals:
 
 @dataclass(eq=False)
 class Ticket:
-    """One request; all times are seconds on the scheduler's clock.
+    """One request; times are in seconds on the scheduler's clock.
 
     number, state          order of arrival, and its queue; `since` is when it entered that state
-    arrived, first, ended  times of its arrival, of its first and of its last token
-    loading                when its load began
-    held                   the engine's state of it
+    arrived, first, ended  times of its arrival, its first and its last token
+    loading                time when its load started
+    held                   the engine's state for it
     seconds                {stage: seconds}, for its receipt
     wake                   wakes the scheduler
     """
@@ -66,8 +66,8 @@ class Ticket:
     arrived: float = 0.0
     state: State = "waiting"
     tokens: list[int] = field(default_factory=list)
-    since: float = 0.0  #: time of the last change of state
-    loading: float = 0.0  #: time when its load began
+    since: float = 0.0
+    loading: float = 0.0
     first: float | None = None
     ended: float | None = None
     error: BaseException | None = None
@@ -77,10 +77,10 @@ class Ticket:
     arrivals: Arrivals = field(default_factory=Arrivals)
     done: Event = field(default_factory=Event)
     cancelled: bool = False
-    wake: Callable[[], object] = field(default=bool, repr=False)  #: wakes the scheduler
+    wake: Callable[[], object] = field(default=bool, repr=False)
 
     def cancel(self) -> None:
-        """Cancel the request; it ends with the scheduler's next step."""
+        """Cancel the request; it ends in the scheduler's next round."""
         self.cancelled = True
         self.wake()
 
@@ -88,7 +88,7 @@ class Ticket:
         """Wait for the answer and return it.
 
         Raises the request's exception if it failed, CancelledError if it was cancelled, and TimeoutError after
-        `timeout` seconds; it then continues.
+        `timeout` seconds, which does not end the request.
         """
         if not self.done.wait(timeout):
             raise TimeoutError(f"request {self.name} has not ended after {timeout} seconds")
@@ -102,50 +102,50 @@ class Engine(Protocol):
     """Interface of engines, which compute requests; all methods except `load` are called from one thread.
 
     overlaps    whether its work runs on a device while the calling thread is free
-    meanwhile   set by the scheduler: does a piece of other work and returns whether there was any; called by an engine
-                that overlaps instead of waiting
+    meanwhile   set by the scheduler: does one pending task and returns whether there was one; an engine that overlaps
+                calls it instead of waiting
     """
 
     overlaps: bool
     meanwhile: Callable[[], bool]
 
     def check(self, ticket: Ticket) -> None:
-        """Raise BadInput for a request that cannot be computed; called before anything is done for it."""
+        """Raise BadInput for a request that cannot be computed; called before any work on it."""
 
     def rows(self, ticket: Ticket) -> int:
-        """Return about how many tokens the prefill of a request computes."""
+        """Estimate how many tokens the prefill of a request computes."""
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
-        """Load the blocks of a request to where the model reads them; called from a loader.
+        """Load the blocks of a request into the model's cache; called from a loader.
 
         Returns fields of the event: bytes, tier. With `arrived`, layers are loaded one by one if possible. Raises
-        NoRoom where others must end first.
+        NoRoom if others must end first.
         """
 
     def admit(self, ticket: Ticket) -> dict[str, Any] | None:
-        """Admit a request whose blocks are all where the model reads them, and return as `load`; None: load them.
+        """Admit a request whose blocks are all in the model's cache, and return as `load` does; None: load them.
 
-        Raises NoRoom where others must end first.
+        Raises NoRoom if others must end first.
         """
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
-        """Compute the first tokens of requests, which are put into `tokens`; return which have ended.
+        """Compute the first tokens of requests and append them to `tokens`; return which requests have ended.
 
-        `waits[i](layer)` returns when a layer of request i has arrived; None: all have.
+        `waits[i](layer)` returns when a layer of request i has arrived; None: all layers have.
         """
 
     def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
-        """Compute the next token, or several, of running requests; return which have ended."""
+        """Compute one or more tokens of running requests; return which have ended."""
 
     def finish(self, ticket: Ticket) -> Generation:
         """Return the answer of a request that has ended."""
 
     def release(self, ticket: Ticket) -> None:
-        """Release what is held for a request, which has ended for any reason."""
+        """Free the resources of a request that has ended for any reason."""
 
 
 class OnHost:
-    """Defaults of engines whose work is done when their calls return, and whose blocks all come from loaders."""
+    """Defaults for engines whose calls are synchronous, and whose blocks all come from loaders."""
 
     overlaps: bool = False
     meanwhile: Callable[[], bool] = bool
@@ -155,7 +155,7 @@ class OnHost:
         return len(ticket.prompt.question)
 
     def admit(self, ticket: Ticket) -> dict[str, Any] | None:
-        """Return None."""
+        """Return None: every request goes to the loaders."""
         return None
 
 
@@ -166,18 +166,18 @@ class Queues:
     """The queues: waiting → loading → (begun: first layer arrived) → ready → running → concluding → ended.
 
     concluding    requests that have their last token, but not yet their answer and receipt
-    full          a request found no room; another must end before one is loaded
-    loading_most  most requests that are loading or waiting to be computed
+    full          whether a request found no room, so that another must end before one is loaded
+    loading_most  maximum number of requests that are loading or waiting to be computed
     """
 
     def __init__(self, engine: Engine, events: Events, loading_most: int):
         self.engine, self.events, self.full, self.loading_most = engine, events, False, loading_most
-        self.ends, self._seen = 0, dict[str, int]()  # ended requests: now, and per request when its load began
+        self.ends, self._seen = 0, dict[str, int]()  # ended requests: now, and per request when its load started
         self.waiting, self.concluding = deque[Ticket](), deque[Ticket]()
         self.loading, self.begun, self.ready, self.running = (list[Ticket]() for _ in range(4))
 
     def __iter__(self) -> Iterator[Ticket]:
-        """Yield each request that has not its last token yet."""
+        """Yield each request that does not have its last token yet."""
         return iter({id(t): t for t in (*self.waiting, *self.loading, *self.ready, *self.running)}.values())
 
     @property
@@ -191,13 +191,13 @@ class Queues:
         return (self.full and self.active) or len(self.loading) + len(self.ready) >= self.loading_most
 
     def drop(self, ticket: Ticket, *queues: deque[Ticket] | list[Ticket]) -> None:
-        """Take a request out of some queues."""
+        """Remove a request from some queues."""
         for queue in queues:
             if ticket in queue:
                 queue.remove(ticket)
 
     def turn(self, ticket: Ticket, state: State, what: str) -> None:
-        """Note that it is a request's turn, "to load" or "to run", and how long it has waited for it."""
+        """Record that a request leaves a queue "to load" or "to run", and how long it has waited."""
         now = self.events.now()
         ticket.seconds["wait"] = ticket.seconds.get("wait", 0.0) + now - ticket.since
         about = {"seconds": now - ticket.since, "lane": "scheduler", "detail": what}
@@ -208,7 +208,7 @@ class Queues:
         self._seen[ticket.name] = self.ends
 
     def arrived(self, ticket: Ticket) -> None:
-        """Note that the blocks of a request are there."""
+        """Record that the blocks of a request have arrived."""
         now = self.events.now()
         ticket.seconds["load"] = now - ticket.since
         ticket.state, ticket.since = "ready", now
@@ -216,7 +216,7 @@ class Queues:
         self.ready.append(ticket)
 
     def put_back(self, ticket: Ticket, problem: NoRoom) -> None:
-        """Let a request wait until another ends; it fails if there is no other."""
+        """Requeue a request until another ends; it fails if there is no other."""
         if not self.active and self._seen.get(ticket.name) == self.ends:  # none has ended since the last attempt
             self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
             return
@@ -226,17 +226,17 @@ class Queues:
         self.waiting.insert(earlier, ticket)  # requests keep their order
 
     def first_token(self, ticket: Ticket, at: float, now: float) -> None:
-        """Note that a request has its first token, by a step that began `at`."""
+        """Record the first token of a request, from a step that started `at`."""
         ticket.first = ticket.since = now
         ticket.seconds["prefill"] = now - at
-        ticket.seconds.setdefault("load", now - ticket.loading)  # for a layerwise load, which overlaps the prefill
+        ticket.seconds.setdefault("load", now - ticket.loading)  # a layerwise load, which overlaps the prefill
         self.events.add("prefill", at, seconds=now - at, lane="engine", request=ticket.name)
         if encoding := getattr(ticket.held, "encoding", 0.0):  # missed blocks are encoded first
             self.events.add("encode", at, seconds=min(encoding, now - at), lane="engine", request=ticket.name)
         self.events.add("first_token", now, lane="engine", request=ticket.name)
 
     def finish(self, ticket: Ticket) -> None:
-        """Note that a request has its last token; `conclude` makes its answer."""
+        """Record the last token of a request; `conclude` builds its answer."""
         ticket.ended = self.events.now()
         ticket.seconds["decode"] = ticket.ended - ticket.since
         about = {"seconds": ticket.seconds["decode"], "lane": "engine", "tokens": len(ticket.tokens)}
@@ -246,7 +246,7 @@ class Queues:
         self.concluding.append(ticket)
 
     def conclude(self) -> bool:
-        """Make the answer of the request that ended first, and release it; return whether there was one."""
+        """Build the answer of the first request in `concluding`, and release it; return whether there was one."""
         if not self.concluding:
             return False
         ticket = self.concluding[0]
@@ -263,7 +263,7 @@ class Queues:
         self._ended(ticket, ENDS[how])
 
     def _ended(self, ticket: Ticket, state: State) -> None:
-        if ticket not in self.loading:  # else released when its loader has ended
+        if ticket not in self.loading:  # else released when its load has ended
             self.engine.release(ticket)
         self.full, ticket.state, self.ends = False, state, self.ends + 1
         self._seen.pop(ticket.name, None)

@@ -1,9 +1,9 @@
-"""Sparse methods: which key tiles a query tile attends to; one a file, listed by `names`.
+"""Sparse methods: which key tiles a query tile attends to; one per file, listed by `names`.
 
-The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for all of them:
-tiles ahead of all rows are dropped, and every row keeps its own tile (except `bfla(anchor=chunk)`, which repeats a
-fault of released code). Where a paper and its released code differ, the paper's rule is the default and the code's is
-an option. A method imports its types from here.
+The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for every method:
+tiles after the last row are dropped, and every row keeps its own tile (except `bfla(anchor=chunk)`, which reproduces a
+bug of the released code). If a paper and its released code differ, the paper's rule is the default and the code's is an
+option. A method imports its types from here.
 """
 
 from abc import ABC, abstractmethod
@@ -46,9 +46,9 @@ __all__ = [
     "word",
 ]
 LARGEST = 1 << 16  # maximum tile size: torch pads prompts to multiples of it
-HERE = Site()  # a whole prompt, in layer 0
+HERE = Site()  # a whole prompt, layer 0
 Prepare = Callable[[Any], Any]  # called with the kernel's module
-FITTED = {"trained": None, "profiled": ()}  # fields that `ready` sets; not options of a spec
+FITTED = {"trained": None, "profiled": ()}  # fields that `ready` sets, and a spec must not
 
 
 def __dir__() -> list[str]:
@@ -56,7 +56,7 @@ def __dir__() -> list[str]:
 
 
 def check_over(_: str, value: Any) -> None:
-    """Raise BadInput for a spec of an unknown method."""
+    """Raise BadInput for an invalid spec of another method."""
     if isinstance(value, str):
         unimported.check("workbench.methods.sparse", value)
 
@@ -70,7 +70,7 @@ def count(default: int, least: int = 0) -> Any:
 
 
 def fraction(default: float, zero: bool = False) -> Any:
-    """Declare an option that is a share above 0, up to 1; with `zero`, 0 is allowed."""
+    """Declare an option that is a fraction above 0, up to 1; with `zero`, 0 is allowed."""
     return registry.option(default, partial(check_share, zero=zero))
 
 
@@ -83,9 +83,9 @@ def word(default: str, *others: str) -> Any:
 class Sparse(ABC):
     """Base class of methods that select key tiles, by logits queries · keys / sqrt(D) in fp32.
 
-    THRESHOLD  name of the option that makes the method keep more or less
-    STEPS      values of that option, in the order of rising density
-    REPLAYS    whether the selection may be captured on a GPU and replayed for later chunks (`Site.replayed`): it must
+    THRESHOLD  name of the option that controls the density
+    STEPS      values of that option, in the order of increasing density
+    REPLAYS    whether the selection can be captured on a GPU and replayed for later chunks (`Site.replayed`): it must
                not read rows on the host, nor depend on keys that are not written yet
 
     Options declared with `count` and `fraction` are checked. A subclass implements `choose`.
@@ -103,20 +103,20 @@ class Sparse(ABC):
 
     @property
     def size(self) -> int:
-        """Tokens of a selected tile: the option `block`, unless a method overrides this."""
+        """Tile size in tokens: the option `block`, unless a method overrides this."""
         return int(vars(self)["block"])
 
     @property
     def rows_together(self) -> int:
-        """Group size of rows, counted from the first, whose selection does not depend on rows of other groups.
+        """Size of row groups, counted from the first row, whose selection is independent of other groups.
 
-        Whole groups of leading rows may then be left out without changing the others. 0: the selection depends on all.
+        Leading groups can then be omitted without changing the others. 0: the selection depends on every row.
         """
         return 0
 
     @property
     def replays(self) -> bool:
-        """REPLAYS, under these options."""
+        """REPLAYS with the current options."""
         return self.REPLAYS
 
     @abstractmethod
@@ -124,39 +124,39 @@ class Sparse(ABC):
         """Select tiles for queries [Hq, R, D] over keys [H, T, D]; return them by `grid.tiles`."""
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
-        """Choose tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
+        """Select tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] at positions 0 … T - 1."""
         if len(queries) % len(keys):
             raise BadInput(f"{len(queries)} query heads cannot share {len(keys)} KV heads")
         return self.choose(queries, keys, grid_of(rows.to(keys.device), keys.shape[1], self.size, site.replayed), site)
 
     @property
     def fitted(self) -> bool:
-        """Whether the method needs something that was fitted to a model, so that `ready` must be called first."""
+        """Whether the method needs parameters fitted to a model: `ready` must then be called first."""
         return False
 
     def ready(self, model: PreTrainedModel) -> Self:
-        """Return this method with what was fitted to `model`. Raises BadInput where that is of another model."""
+        """Return this method with parameters fitted to `model`. Raises BadInput if they belong to another model."""
         return self
 
     @property
     def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
-        """(THRESHOLD, STEPS); for a method over another, those of the other."""
+        """(THRESHOLD, STEPS); for a wrapper, those of the inner method."""
         return self.THRESHOLD, self.STEPS
 
     def with_threshold(self, value: float) -> Self:
-        """Return this method with its threshold at `value`. Raises BadInput where it has none."""
+        """Return this method with its threshold set to `value`. Raises BadInput if it has none."""
         if not self.THRESHOLD:
-            raise BadInput(f"{type(self).__name__} has no option that says how much is kept")
+            raise BadInput(f"{type(self).__name__} has no option that controls its density")
         return replace(self, **{self.THRESHOLD: value})
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
-        """Return the multiply-adds of the selection in a layer: `heads` query heads, `rows` over `length` keys."""
+        """Return the multiply-adds of the selection per layer: `heads` query heads, `rows` over `length` keys."""
         return 0
 
 
 @dataclass(frozen=True)
 class OverSparse(Sparse):
-    """Base class of methods that change the selection of another one: `over`, a method or its spec."""
+    """Base class of wrappers that modify the selection of another method: `over`, a method or its spec."""
 
     over: Sparse | str = field(default="flash_prefill", metadata=OVER)
 
@@ -167,7 +167,7 @@ class OverSparse(Sparse):
 
     @property
     def inner(self) -> Sparse:
-        """The other method."""
+        """The wrapped method."""
         assert not isinstance(self.over, str)
         return self.over
 
@@ -203,23 +203,22 @@ def names() -> list[str]:
 
 
 def named(spec: str) -> Sparse:
-    """Return a method from `bfla` or `bfla(block=256, mass=0.99)`."""
+    """Return a method from a spec: `bfla` or `bfla(block=256, mass=0.99)`."""
     return registry.made(__name__, spec, **FITTED)
 
 
 def fused(
     kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *options: int, **prepared: Prepare
 ) -> Tensor | None:
-    """Select tiles [Hq, I, J] (bool) by a kernel, without an N × N tensor and without waiting for the GPU.
+    """Select tiles [Hq, I, J] (bool) with a kernel, without an N × N tensor or synchronization.
 
-    `prepared` are functions of the kernel's module that make further arguments of `launch`. Returns None on a CPU and
+    `prepared` are functions of the kernel's module that return further arguments of `launch`. Returns None on a CPU and
     for arguments that the kernel does not support; the method's torch code then selects the same tiles, up to ties.
     """
     module, arguments = backends.kernel(kernel), (queries[None], keys[None])
     if not on_gpu(keys) or not module.takes(*arguments, rule, *options):
         return None
-    made = {name: prepare(module) for name, prepare in prepared.items()}
-    return module.launch(*arguments, rows[None], rule, *options, **made)[0]
+    return module.launch(*arguments, rows[None], rule, *options, **{k: make(module) for k, make in prepared.items()})[0]
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -228,7 +227,7 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def check_share(what: str, value: Any, zero: bool = False) -> None:
-    """Raise BadInput for a share outside (0, 1]; with `zero`, outside [0, 1]."""
+    """Raise BadInput for a fraction outside (0, 1]; with `zero`, outside [0, 1]."""
     fits = isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
     if not fits or (value == 0 and not zero):
         raise BadInput(f"{what} is {value!r}: it is a share, {'from 0' if zero else 'above 0'} to 1")
@@ -241,6 +240,6 @@ def check_count(what: str, value: Any, least: int = 0) -> None:
 
 
 def check_divides(part: str, small: int, whole: str, large: int) -> None:
-    """Raise BadInput where the size `large` of `whole` is not a multiple of the size `small` of `part`."""
+    """Raise BadInput if the size `large` of `whole` is not a multiple of the size `small` of `part`."""
     if large % small:
         raise BadInput(f"{whole} {large} is no multiple of {part} {small}: choose a {part} that divides it")

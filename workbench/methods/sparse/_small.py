@@ -1,4 +1,4 @@
-"""Settings for prompts of a few thousand tokens: at that length the published ones keep nearly every tile."""
+"""Settings for prompts of a few thousand tokens, for which published settings keep nearly every tile."""
 
 from workbench.methods import registry
 
@@ -18,16 +18,16 @@ SETTINGS = {
     "window": "window(block={tile}, local=9)",
     "xattention": "xattention(block={tile}, threshold=0.7)",
 }
-CHUNKED = ("quoka",)  # methods that choose among tokens of earlier chunks only
+CHUNKED = ("quoka",)  # methods that select only among tokens of earlier chunks
 
 
 def for_short_prompts(spec: str, length: int) -> str:
-    """Return the spec with settings for prompts of `length` tokens; unchanged if there are none for its method."""
+    """Return the spec with settings for prompts of `length` tokens; unchanged if its method has none."""
     name = registry.parse(spec)[0]
     return small(name, 16 if length < 1024 else 32) if name in SETTINGS else spec
 
 
 def small(spec: str, tile: int = 32) -> str:
-    """Add these settings, with tiles of `tile` tokens, to a bare name; a spec with options stays unchanged."""
-    share = 0.1 if tile <= 16 else 0.01  # of a row's attention; larger for few tiles, which have larger shares
+    """Add settings for tiles of `tile` tokens to a bare name; a spec with options stays unchanged."""
+    share = 0.1 if tile <= 16 else 0.01  # of a row's attention; larger for short prompts, whose tiles have more each
     return SETTINGS.get(spec.strip(), spec).format(tile=tile, double=2 * tile, share=share)

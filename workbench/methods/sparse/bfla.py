@@ -23,34 +23,34 @@ from workbench.methods.sparse import (
 
 @dataclass(frozen=True)
 class Bfla(Sparse):
-    r"""Blocks that hold `mass` of a softmax over pooled blocks; then local, sink and rescued tiles (section 3).
+    r"""Blocks with `mass` of a softmax over pooled blocks, then local, sink and rescued tiles (section 3).
 
     *Follows the paper; its released code is the options `rescue=blocks` and `anchor=chunk`.*
 
-    Defaults are the paper's recommended row of table 5; it does not say its tile.
+    Defaults are the recommended row of the paper's table 5, which does not give the tile.
 
-    block    tokens of a coarse block, b
-    tile     tokens of an attention tile, T; divides b
-    flat     neighbouring tokens that are flattened to one vector of g · D channels, g; divides b. A block scores the
-             largest product of any two of its vectors with another's; the last block is padded with zeros
-    mass     γ in (0, 1]: fewest blocks of a query block that hold this share, the first to cross it included; a block
-             that one head of a GQA group keeps is kept for all of them
-    local    tiles before a row's own that are kept (eq. 15), by absolute position
-    sink     tiles kept at the front (eq. 16)
-    stride   η: a dropped tile is rescued where (131 i + 17 j + seed) mod η = 0; 0: none (eq. 18)
-    random   ρ: a dropped tile is rescued where ψ(h, i, j; seed) < ρ (eq. 19)
-    rescue   what local, sink and both rescues act on: "tiles" (the paper), or coarse "blocks" as in the released code,
-             where `local` tiles count as the blocks that hold them, one at least, and the first block is the sink
-    anchor   "position": i and j count tiles from the start of the prompt (a query tile that begins inside one counts as
-             it), so that the same tiles are rescued whatever the chunks, and every row keeps its own. "chunk": as in
-             the released code i counts from the first row of the chunk, and the local band ends where the first row of
-             a query tile stands; a chunk that begins inside a tile may then miss its own diagonal. The first tile is
-             kept in any case
+    block    b, tokens of a coarse block
+    tile     T, tokens of an attention tile; divides b
+    flat     g, adjacent tokens that are flattened to one vector of g · D channels; divides b. The score of two blocks
+             is the largest product of any two of their vectors; the last block is padded with zeros
+    mass     γ in (0, 1]: the fewest blocks of a query block that reach this share; a block that one head of a GQA group
+             keeps is kept for the whole group
+    local    number of tiles kept before a row's own (eq. 15), by absolute position
+    sink     number of first tiles kept (eq. 16)
+    stride   η: a dropped tile is rescued if (131 i + 17 j + seed) mod η = 0; 0: none (eq. 18)
+    random   ρ: a dropped tile is rescued if ψ(h, i, j; seed) < ρ (eq. 19)
+    rescue   unit of local, sink and both rescues: "tiles" (the paper), or coarse "blocks" as in the released code,
+             where `local` is rounded up to blocks, at least one, and the first block is the sink
+    anchor   "position": i and j count tiles from the start of the prompt (a query tile that starts inside a tile counts
+             as that tile), so rescued tiles do not depend on chunks, and every row keeps its own tile. "chunk": as in
+             the released code, i counts from the first row of the chunk, and the local band ends at the first row of a
+             query tile; a chunk that starts inside a tile may then miss its own diagonal. The first tile is kept in
+             both cases
 
-    χ and ψ are the released code's, the paper leaves them open; h is the KV head. The released code's own settings:
-    `bfla(rescue=blocks, anchor=chunk, stride=0)`.
+    χ and ψ are those of the released code, since the paper does not define them; h is the KV head. The released code's
+    own settings: `bfla(rescue=blocks, anchor=chunk, stride=0)`.
 
-    Score of blocks $i$, $j$ over their vectors $\bar q_a$, $\bar k_c$ of $g$ tokens each, and what is kept by mass:
+    Score of blocks $i$, $j$ from their vectors $\bar q_a$, $\bar k_c$ of $g$ tokens each, and the blocks kept by mass:
 
     $$A_{ij} = \mathrm{softmax}_j \left( \max_{a \in i,\, c \in j} \frac{\bar q_a \cdot \bar k_c}{\sqrt{D}} \right),
     \qquad \text{fewest } j \text{ with } \sum_j A_{ij} \ge \gamma$$
@@ -82,7 +82,7 @@ class Bfla(Sparse):
 
     @property
     def rule(self) -> TileRule:
-        """What is kept of the scores (eq. 10-20)."""
+        """The selection rule (eq. 10-20)."""
         options = ("block", "tile", "mass", "local", "sink", "stride", "random", "seed")
         return TileRule(**{name: getattr(self, name) for name in options})
 
@@ -104,10 +104,7 @@ class Bfla(Sparse):
         return Tiles(kept, self.tile, shared=group)
 
     def _causes(self, found: Tensor, grid: Grid) -> dict[str, Tensor]:
-        """Return {reason: kept tiles}, bool, [H, I, J] or broadcastable to it.
-
-        `found` [H, Lq, Lkv]: blocks with mass.
-        """
+        """Return {reason: kept tiles}, bool, [H, I, J] or broadcastable to it, from blocks with mass [H, Lq, Lkv]."""
         rule, wide = self.rule, 1
         if self.rescue == "blocks":
             wide = self.block // self.tile
@@ -116,7 +113,7 @@ class Bfla(Sparse):
         unit = Grid(grid.rows, grid.length, rule.tile)
         causes = tile_selection.causes(found, unit, rule)
         if self.anchor == "chunk":
-            causes |= _from_the_chunk(found, unit, rule)
+            causes |= _chunk_causes(found, unit, rule)
         if wide == 1:
             return causes
         coarse = {name: x.expand(-1, *unit.shape) for name, x in causes.items()}
@@ -126,8 +123,8 @@ class Bfla(Sparse):
     def causes(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> dict[str, Tensor]:
         """Return {reason: kept tiles [Hq, I, J] (bool)} for "mass", "local", "sink", "stride" and "random".
 
-        Only causal tiles are set. Reasons may overlap, but a rescue ("stride", "random") counts only where no earlier
-        reason keeps the tile (eq. 17).
+        Only causal tiles are set. Reasons may overlap, but a rescue ("stride", "random") counts only for tiles that no
+        earlier reason keeps (eq. 17).
         """
         grid, causes = Grid(rows, keys.shape[1], self.tile), {}
         before = torch.zeros(1, 1, 1, dtype=torch.bool, device=keys.device)
@@ -149,16 +146,13 @@ class Bfla(Sparse):
         return tile_selection.chosen(score, blocks, self.rule, len(queries) // len(keys), logits=True)
 
     def shares(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-        """Return [Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9)."""
+        """Return block probabilities 𝒜 [Hq, Lq, Lkv] fp32 (eq. 3-9)."""
         score = tile_selection.bfla(queries, keys, self.block, self.flat)
         return score.masked_fill_(~Grid(rows, keys.shape[1], self.block).causal, -torch.inf).softmax(-1)
 
 
-def _from_the_chunk(found: Tensor, unit: Grid, rule: TileRule) -> dict[str, Tensor]:
-    """Return the causes as in the released code, which counts rows from the start of the chunk.
-
-    `unit` is the grid of tiles, or of blocks.
-    """
+def _chunk_causes(found: Tensor, unit: Grid, rule: TileRule) -> dict[str, Tensor]:
+    """Return the causes as in the released code, which counts rows from the start of the chunk, in tiles or blocks."""
     chunk = Grid(torch.arange(len(unit.rows), device=unit.rows.device), unit.length, unit.size)
     hashed = tile_selection.causes(found, chunk, rule)
     begin = unit.first[:, None] // unit.size

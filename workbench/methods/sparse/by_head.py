@@ -1,4 +1,4 @@
-"""Heads of different kinds in one call: dense, streaming, or by another method (as in Block-Sparse-Attention)."""
+"""Per-head policies in one call: dense, streaming, or another method (as in Block-Sparse-Attention)."""
 
 from dataclasses import dataclass
 
@@ -18,17 +18,17 @@ def _kinds(value: object) -> bool:
 
 @dataclass(frozen=True)
 class ByHead(OverSparse):
-    r"""Each query head has a kind, repeated over all heads of all layers: what DuoAttention finds out, as a plan.
+    r"""Assign a kind to each query head, as DuoAttention does; the pattern repeats over all heads of all layers.
 
-    kinds   a letter a head: d dense, s streaming (sink and window), c chosen by `over`
-    over    the method of heads that choose, or its spec: `by_head(kinds=ddsc, over=bfla)`
-    sink    tiles at the front, and
-    local   tiles before a row's own, that streaming heads keep
+    kinds   one letter per head: d dense, s streaming (sink and window), c selected by `over`
+    over    the method for heads of kind c, or its spec: `by_head(kinds=ddsc, over=bfla)`
+    sink    number of first tiles that streaming heads keep
+    local   number of tiles before a row's own that streaming heads keep
 
     *Follows released code: `head_mask_type` of mit-han-lab/Block-Sparse-Attention (0 dense, below 0 streaming, above 0
-    a mask of blocks).* Which head is of which kind is not learned here.
+    a mask of blocks).* The kinds are given, not learned.
 
-    For head $h$ with the choice $C$ of `over`, a tile $(i, j)$ is kept where
+    For head $h$ with the selection $C$ of `over`, a tile $(i, j)$ is kept if
 
     $$h \text{ dense}; \quad h \text{ streams}: j < \text{sink} \lor i - \text{local} \le j; \quad
     h \text{ chooses}: (i, j) \in C_h$$
@@ -44,7 +44,7 @@ class ByHead(OverSparse):
 
     @property
     def replays(self) -> bool:
-        return False  # the host makes the index of the kinds of heads
+        return False  # head kinds are indexed on the host
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         heads = len(queries)

@@ -1,4 +1,4 @@
-"""Every tile: what every other method is compared with, on the same path."""
+"""Keep every tile: the baseline for other methods, on the same code path."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 
 @dataclass(frozen=True)
 class Dense(Sparse):
-    """Every tile that a row can see; `block` tokens a tile."""
+    """Every causal tile; a tile has `block` tokens."""
 
     REPLAYS = True
 

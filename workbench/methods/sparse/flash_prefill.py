@@ -1,4 +1,4 @@
-"""FlashPrefill: blocks that score near the highest block of their row."""
+"""FlashPrefill: keep blocks whose score is near the maximum of their row."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,19 +14,20 @@ from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count,
 
 @dataclass(frozen=True)
 class FlashPrefill(Sparse):
-    r"""A block is kept where its score is at least `alpha` times the largest of its row.
+    r"""Keep a block if its score is at least `alpha` times the largest of its row.
 
     *Follows released code: `ops/flashprefill_native_forward.py` of qhfan/FlashPrefill.*
 
-    Every query is scored against the mean key of every block that it sees in whole; scores of a query block are summed.
+    Each query is scored against the mean key of every block that lies completely before it; scores are summed over a
+    query block.
 
     block    tokens of a block
-    alpha    published: 0.01 (Llama-3.1-8B) and 0.12 (Qwen3-30B-A3B) alone, 0.06 under CompactAttention
-    sink     blocks kept at the front
-    window   blocks kept that end with a row's own
-    tail     query blocks at the end of the prompt that keep everything
+    alpha    published: 0.01 (Llama-3.1-8B) and 0.12 (Qwen3-30B-A3B) alone, 0.06 with CompactAttention
+    sink     number of first blocks kept
+    window   number of blocks kept that end with a row's own
+    tail     number of last query blocks of the prompt that keep every block
 
-    With $\bar k_j$ the mean key of block $j$, kept where $S_{ij} \ge \alpha \max_{j'} S_{ij'}$:
+    With $\bar k_j$ the mean key of block $j$, kept if $S_{ij} \ge \alpha \max_{j'} S_{ij'}$:
 
     $$S_{ij} = \sum_{q \in i} \exp \left( \frac{q \cdot \bar k_j}{\sqrt{D}} \right)$$
     """
@@ -42,7 +43,7 @@ class FlashPrefill(Sparse):
     tail: int = count(2)
 
     def rule(self, length: int) -> TileRule:
-        """Return what is kept of the scores in a prompt of `length` tokens."""
+        """Return the selection rule for a prompt of `length` tokens."""
         tail = (-(-length // self.block) - self.tail) * self.block if self.tail else None
         return TileRule(
             self.block, self.block, part=self.alpha, whole=True, local=self.window - 1, sink=self.sink, tail=tail
@@ -54,15 +55,15 @@ class FlashPrefill(Sparse):
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         rule = self.rule(grid.length if site.length is None else site.length)
-        kept_means = {"means": partial(self._means, keys, grid, site, site.derived)} if site.derived else {}
-        kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule, **kept_means)
+        means = {"means": partial(self._means, keys, grid, site, site.derived)} if site.derived else {}
+        kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule, **means)
         if kept is None:
             score = tile_selection.flash_prefill(queries, keys, grid.rows, self.block)
             kept = tile_selection.kept(score, grid.rows, grid.length, rule, logits=True)
         return Tiles(kept, self.block)
 
     def _means(self, keys: Tensor, grid: Grid, site: Site, derived: Derived, kernel: Any) -> Any:
-        """Return the kernel's mean keys of all blocks: those of earlier chunks are kept beside the keys."""
+        """Return the kernel's mean keys of all blocks; those of earlier chunks are cached with the keys."""
         length, name = keys.shape[1], ("mean keys", self.block)
         if site.replayed:
             means = derived.room(name, lambda: kernel.pooled(keys[None], self.block))
@@ -76,7 +77,7 @@ class FlashPrefill(Sparse):
         return derived.completed(name, length, complete)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""
+        """Return S normalised over j, [Hq, I, J] fp32; -1 if no row of the query block is after the whole key block."""
         logits = tile_selection.flash_prefill(queries, keys, grid.rows, self.block)
         return logits.softmax(-1).masked_fill_(logits == -torch.inf, -1.0)
 

@@ -1,4 +1,4 @@
-"""Tiles by the attention that they truly get: the fewest that keep a share of it, at the price of all of it."""
+"""Select tiles by their true attention: the smallest set with a share of it, at the cost of dense attention."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class OracleTiles(Sparse):
-    r"""Fewest tiles that hold `mass` of the attention of a query tile, for each head apart.
+    r"""The fewest tiles with `mass` of the attention of a query tile, per head.
 
-    A row's own tile is counted first. `block` tokens a tile.
+    A row's own tile is counted first. A tile has `block` tokens.
 
-    With $a$ the attention of the rows of a query tile: fewest $j$ for which
+    With $a$ the attention of the rows of a query tile: the fewest $j$ for which
 
     $$\sum_j m_j \ge \text{mass}, \qquad
     m_j = \frac{\sum_{r \in i} \sum_{c \in j} a_{rc}}{\sum_{r \in i} \sum_c a_{rc}}$$

@@ -1,4 +1,4 @@
-"""QUOKA (arXiv:2602.08722): tokens that a few unlike queries of the chunk look at; for chunked prefill."""
+"""QUOKA (arXiv:2602.08722): select past tokens by the most dissimilar queries of a chunk; for chunked prefill."""
 
 from dataclasses import dataclass, replace
 
@@ -14,22 +14,22 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction,
 
 @dataclass(frozen=True)
 class Quoka(Sparse):
-    r"""Per KV head, the share `keep` of the past tokens; the chunk itself is seen in whole.
+    r"""Per KV head, keep the share `keep` of the past tokens; the chunk itself is kept completely.
 
     *Follows the paper, and where it leaves choices open a reimplementation: `compact_attn/modules/quoka_prefill.py` of
     jiwonsong-dev/CompactAttention at 4ed4d7d; no code of its authors was found.*
 
-    Of each head the share `queries` of the chunk's rows with the lowest cosine to their mean query vote.
+    In each head, the share `queries` of the chunk's queries with the lowest cosine to their mean vote.
 
-    group    what is averaged over the heads of a GQA group. "queries": the voting queries, made unit vectors, the n-th
-             most unlike of each head with the n-th of the others; a past token scores the largest product of any of
-             these means with its unit key. So the paper (algorithm 1, lines 6 to 8), as that code carries it out.
-             "scores": every head's own largest cosine, what `quoka` meant in earlier versions
+    group    what is averaged over the heads of a GQA group. "queries": the voting queries, normalized, the n-th most
+             dissimilar of each head with the n-th of the others; the score of a past token is the largest product of
+             any of these means with its normalized key (the paper's algorithm 1, lines 6 to 8, as implemented in that
+             code). "scores": every head's own largest cosine, the meaning of `quoka` in earlier versions
 
-    On a GPU the tokens of a chunk are attended to in a copy, where the chunk begins with a page.
+    On a GPU, the selected tokens are copied before attention if the chunk starts at a page boundary.
 
-    The past is what is not computed now: of a whole prompt nothing, so that only chunked prefill (or cached blocks)
-    is made sparse. `block` tokens are a page, where the choice is carried out in pages.
+    The past are tokens that are not computed in this pass. A prompt in one pass has none, so only chunked prefill (or
+    cached blocks) becomes sparse. A page has `block` tokens, if the selection is executed in pages.
 
     With $V$ the voting queries, means over the heads of a group of unit vectors:
 
@@ -70,9 +70,9 @@ class Quoka(Sparse):
         return tiles
 
     def _in_replay(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tiles:
-        """Choose in a replay: the number of past tokens is on the device only, so lists have room for a whole prompt.
+        """Select in a replay: the number of past tokens is on the device only, so lists have room for a whole prompt.
 
-        Behind the chosen tokens and the rows themselves, entries are filled with tokens beyond the prompt.
+        Entries after the selected tokens and the rows themselves are padded with tokens beyond the prompt.
         """
         module, first = backends.kernel("choose_quoka"), grid.rows[:1]
         past = (torch.arange(grid.length, device=keys.device) < first)[None]
@@ -87,22 +87,22 @@ class Quoka(Sparse):
         """Return the votes for tokens of each KV head: [H, 1, V, D] or [H, Hq / H, V, D] (fp32)."""
         count = max(1, round(self.queries * queries.shape[1]))
         if self.group == "queries" and on_gpu(queries):
-            made: Tensor = backends.kernel("choose_quoka").votes_of(queries, kv_heads, count)
-            return made[:, None]
+            fused: Tensor = backends.kernel("choose_quoka").votes_of(queries, kv_heads, count)
+            return fused[:, None]
         unit = normalize(queries.float(), dim=-1)
-        alike = (unit @ normalize(queries.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
-        unlike = alike.sort(dim=-1, stable=True).indices[:, :count]
-        ours = unit.gather(1, unlike[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (kv_heads, -1))
-        return ours.mean(1, keepdim=True) if self.group == "queries" else ours
+        cosine = (unit @ normalize(queries.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
+        lowest = cosine.sort(dim=-1, stable=True).indices[:, :count]
+        votes = unit.gather(1, lowest[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (kv_heads, -1))
+        return votes.mean(1, keepdim=True) if self.group == "queries" else votes
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the score [H, T] (fp32) of every key: its largest product with a vote."""
-        ours, theirs = self.votes(queries, len(keys)), normalize(keys.float(), dim=-1)
-        best = ours.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
-        for some in ours.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):
-            best = torch.maximum(best, (some @ theirs[:, None].mT).amax(2))
+        votes, unit_keys = self.votes(queries, len(keys)), normalize(keys.float(), dim=-1)
+        best = votes.new_full((*votes.shape[:2], keys.shape[1]), -torch.inf)
+        for some in votes.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):
+            best = torch.maximum(best, (some @ unit_keys[:, None].mT).amax(2))
         return best.mean(1)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
-        """Return the multiply-adds as if every head voted by itself; votes of a GQA group cost less by its size."""
+        """Return the multiply-adds with votes per head; votes per GQA group need fewer by a factor of its size."""
         return heads * width * (rows + round(self.queries * rows) * length)

@@ -1,4 +1,4 @@
-"""Tiles drawn at random, within a sink and a band (BigBird, arXiv:2007.14062): what any choice has to beat."""
+"""Random tiles in addition to a sink and a local band (BigBird, arXiv:2007.14062): the baseline for any selection."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class RandomTiles(Sparse):
-    """Every tile with probability `share`, for each head apart.
+    """Each tile with probability `share`, independently per head.
 
     *Follows a description: BigBird's random blocks.*
 
-    Drawn by `seed` and the tile's place in the prompt: the same tiles whatever the chunks. `sink` tiles at the front
-    and `local` tiles before a row's own are kept besides.
+    The draw depends on `seed` and the tile's position in the prompt, not on chunks. The first `sink` tiles and the
+    `local` tiles before a row's own are also kept.
     """
 
     THRESHOLD = "share"
@@ -32,13 +32,13 @@ class RandomTiles(Sparse):
         device = grid.rows.device
         head = torch.arange(len(queries), device=device)[:, None, None]
         place = (grid.first[:, None] // self.block << 24) + grid.columns
-        drawn = _mixed(_mixed(place + self.seed * 7919) + head + 1009 * site.layer) >> 1 & 0xFFFFFFFF
+        drawn = _hash(_hash(place + self.seed * 7919) + head + 1009 * site.layer) >> 1 & 0xFFFFFFFF
         kept = drawn < self.share * (1 << 32)
         return grid.tiles(kept | (grid.columns < self.sink) | grid.near(self.local), len(queries))
 
 
-def _mixed(x: Tensor) -> Tensor:
-    """Return a hash of int64 numbers (the finaliser of splitmix64, with wrapping products)."""
+def _hash(x: Tensor) -> Tensor:
+    """Hash int64 numbers (the finaliser of splitmix64, with wrapping products)."""
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31 & 0x1FFFFFFFF)

@@ -1,4 +1,4 @@
-"""SeerAttention (arXiv:2410.13276): blocks that a learned gate expects attention for."""
+"""SeerAttention (arXiv:2410.13276): select blocks with a learned gate."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,17 +16,17 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class SeerAttention(Sparse):
-    r"""Blocks whose gate, a softmax over the key blocks, is at least `threshold`; its weights come with `ready(model)`.
+    r"""Blocks whose gate, a softmax over the key blocks, is at least `threshold`; `ready(model)` loads its weights.
 
-    *Follows the paper, and in the gate released code: `seer_attn/attn_gate.py` of microsoft/SeerAttention.*
+    *Follows the paper, and for the gate released code: `seer_attn/attn_gate.py` of microsoft/SeerAttention.*
 
-    gate       file of the gate; "" for the one beside the weights of the model
+    gate       file of the gate; "" for the one in the model's folder
     threshold  published: 5e-4 to 5e-3
-    top        keep this many blocks of each query block instead; 0: by threshold
-    tail       query blocks at the end of the prompt that keep everything
-    block      tokens of a block: the gate's, 64
+    top        keep this many blocks per query block instead; 0: by threshold
+    tail       number of last query blocks of the prompt that keep every block
+    block      tokens of a block: that of the gate, 64
 
-    Keys are rerotated to before RoPE by their position, so a cache with naive positions is seen as if re-encoded.
+    RoPE of the keys is inverted by their position, so a cache with naive positions is scored as if re-encoded.
 
     With $\bar q_i$ the mean query of a block, $\tilde k_j$ its keys' maximum, minimum and mean, and learned $W$:
 

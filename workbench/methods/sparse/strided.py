@@ -1,4 +1,4 @@
-"""Every so many tiles back (Sparse Transformer, arXiv:1904.10509, section 4.3): a static baseline."""
+"""Strided attention (Sparse Transformer, arXiv:1904.10509, section 4.3): a static baseline."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 
 @dataclass(frozen=True)
 class Strided(Sparse):
-    r"""Tiles at a distance of a multiple of `stride` tiles from a row's own, and the `local` tiles before its own.
+    r"""Tiles whose distance from a row's own is a multiple of `stride`, and the `local` tiles before its own.
 
     *Follows the paper, in tiles.*
 

@@ -14,12 +14,12 @@ from workbench.methods.sparse import Site, Sparse, Tiles, count
 class VerticalSlash(Sparse):
     r"""Columns and diagonals that the last rows attend to most; columns are single keys, diagonals take whole tiles.
 
-    *Follows released code: `minference/modules/minference_forward.py` of microsoft/MInference,* whose table of a
-    model gives each head counts of its own, or another pattern; here all heads have these.
+    *Follows released code: `minference/modules/minference_forward.py` of microsoft/MInference,* whose table for a
+    model gives each head its own counts, or another pattern; here the same counts apply to all heads.
 
-    vertical, slash   how many columns and diagonals (the published search: 30 to 3,000 and 200 to 2,048)
-    last              rows at the end that are asked (of every chunk, where a prompt is prefilled in chunks)
-    front, near       columns at the front, and diagonals nearest to the row, that are among them in any case
+    vertical, slash   number of columns and diagonals (the published search: 30 to 3,000 and 200 to 2,048)
+    last              number of last rows that vote (of every chunk, in chunked prefill)
+    front, near       number of first columns, and of diagonals nearest to the row, that are included in any case
     block             tokens of a tile
 
     With $a$ the attention of the last rows $R$: scores of column $j$ and of the diagonal at distance $o$.
@@ -42,10 +42,7 @@ class VerticalSlash(Sparse):
         return grid.tiles(self._tiles(slash, grid), len(queries), vertical)
 
     def lines(self, queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Return columns and diagonals chosen: [Hq, T] bool each.
-
-        Diagonal d holds the keys d positions before their row.
-        """
+        """Return the selected columns and diagonals, [Hq, T] bool each; diagonal d has the keys d before their row."""
         end = Grid(grid.rows[-self.last :], grid.length, self.block)
         columns, diagonals = lines(queries[:, -self.last :], keys, end)
         keyed = torch.arange(grid.length, device=keys.device)
@@ -56,14 +53,14 @@ class VerticalSlash(Sparse):
         return heads * min(self.last, rows) * length * width
 
     def _tiles(self, slash: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J] bool: tiles crossed by a chosen diagonal in any row of the query tile."""
+        """Return [Hq, I, J] bool: tiles crossed by a selected diagonal in any row of the query tile."""
         rows, size = grid.rows, self.block
         begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)  # starts of runs of adjacent rows
         begins[1:] = (rows[1:] != rows[:-1] + 1) | (torch.arange(1, len(rows), device=rows.device) % size == 0)
         at = begins.nonzero()[:, 0]
         ends = torch.cat((at[1:], at.new_tensor([len(rows)]))) - 1
         starts = grid.columns * size
-        low = (rows[at][:, None] - starts - size + 1).clamp(0, grid.length)  # smallest and largest distance
+        low = (rows[at][:, None] - starts - size + 1).clamp(0, grid.length)  # minimum distance; `high`: maximum + 1
         high = (rows[ends][:, None] - starts + 1).clamp(0, grid.length)
         kept = torch.zeros(len(slash), *grid.shape, dtype=torch.bool, device=rows.device)
         for head, counted in zip(kept, pad(slash.int().cumsum(-1), (1, 0)), strict=True):
@@ -73,6 +70,6 @@ class VerticalSlash(Sparse):
 
 
 def _most(score: Tensor, count: int, forced: Tensor) -> Tensor:
-    """Return [Hq, T] bool: the `count` highest scores, with those `forced` [T] first."""
+    """Return [Hq, T] bool: the `count` highest scores, `forced` [T] before all others."""
     order = score.masked_fill(forced, torch.inf).sort(dim=-1, descending=True, stable=True).indices[:, :count]
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, order, True)

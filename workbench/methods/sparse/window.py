@@ -9,7 +9,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 
 @dataclass(frozen=True)
 class Window(Sparse):
-    r"""`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile.
+    r"""The first `sink` tiles, a row's own tile and the `local` tiles before it; a tile has `block` tokens.
 
     *Follows the paper, in tiles.*
 

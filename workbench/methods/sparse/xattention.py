@@ -1,4 +1,4 @@
-"""XAttention (arXiv:2503.16428): blocks by the sums along their antidiagonals."""
+"""XAttention (arXiv:2503.16428): score blocks by sums along antidiagonals."""
 
 import json
 from collections.abc import Sequence
@@ -31,24 +31,24 @@ def _check_threshold(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Xattention(Sparse):
-    r"""Fewest blocks that hold `threshold` of the estimated attention; column 0 and a row's own are counted first.
+    r"""The fewest blocks with `threshold` of the estimated attention; column 0 and a row's own are counted first.
 
     *Follows the paper; its released code is the option `column=released`.*
 
-    Of every `stride` × `stride` square the antidiagonal is summed: query stride - 1 - s times key s. A softmax over the
-    squares of a row of squares, scale 1/(sqrt(D) stride), is summed over the squares of each block.
+    The antidiagonal of every `stride` × `stride` square is summed: query stride - 1 - s times key s. A softmax over
+    each row of squares, with scale 1/(sqrt(D) stride), is summed over the squares of each block.
 
     block      tokens of a block
     stride     S; divides block
-    threshold  τ in (0, 1], or a file that `workbench sparse profile` wrote: a τ for every layer and head
-    column     "counted": column 0 is kept for every row and counted first. "released": as the released code chooses in
+    threshold  τ in (0, 1], or a file written by `workbench sparse profile`, with a τ for every layer and head
+    column     "counted": column 0 is kept for every row and counted first. "released": as the released code does in
                the first chunk of its estimate (`estimated`), where the diagonal overwrites the mark of column 0: it is
-               kept without being counted first, and one block is kept beyond those that hold τ. Its later chunks
-               count, as "counted" does
-    products   "exact": of queries and keys as they are. "float8": rounded to float8 (e4m3) first, which a Hopper GPU
-               multiplies twice as fast; the choice is near the exact one, not the same
+               kept without being counted first, and one block is kept beyond those that reach τ. Its later chunks
+               behave as "counted"
+    products   "exact": queries and keys in their dtype. "float8": rounded to float8 (e4m3) first, which a Hopper GPU
+               multiplies twice as fast; the selection is close to the exact one, not the same
 
-    Score of a square of `stride` $= S$ rows and columns, $a$ and $c$ the numbers of a square's row and column:
+    Score of a square of `stride` $= S$ rows and columns, with row index $a$ and column index $c$ of the square:
 
     $$P_{ac} = \mathrm{softmax}_c \left( \frac{1}{S \sqrt{D}} \sum_{s=0}^{S-1} q_{aS + S-1-s} \cdot k_{cS+s} \right)$$
     """
@@ -96,21 +96,21 @@ class Xattention(Sparse):
         return Tiles(kept, self.block)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block."""
+        """Return the estimated attention of every block, summed over squares of the query block: [Hq, I, J] fp32."""
         if self.bits == 8:
             queries, keys = (tile_selection.in_float8(x) for x in (queries, keys))
         return tile_selection.xattention(queries, keys, grid.rows, self.block, self.stride)
 
     @property
     def bits(self) -> int:
-        """Of a number that is multiplied, 16 for any that is not rounded."""
+        """Bits per factor of the products; 16 stands for any dtype that is not rounded."""
         return 8 if self.products == "float8" else 16
 
     def _share(self, layer: int, device: torch.device) -> float | Tensor:
-        """Return the threshold τ, or one per head."""
+        """Return the threshold τ, or τ [Hq] per head."""
         if self.profiled:
             return _on(self.profiled[layer], device)
-        assert not isinstance(self.threshold, str), "`choose` refuses a file that was not read"
+        assert not isinstance(self.threshold, str), "`choose` rejects a file that was not read"
         return self.threshold
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
@@ -132,21 +132,21 @@ class Xattention(Sparse):
 
 
 def estimated(length: int) -> int:
-    """Return rows of a chunk in which the released code estimates a prompt of `length` tokens."""
+    """Return the rows per chunk of the released code's estimate, for a prompt of `length` tokens."""
     power = 1 << (length - 1).bit_length()
     return max(2048, min(max(2048, power), (1 << 28) // power))
 
 
 def in_first_chunk(grid: Grid) -> Tensor:
-    """[I, 1] bool: query blocks of the first chunk of the released estimate, of a prompt that is computed from 0."""
+    """Return [I, 1] bool: query blocks in the first chunk of the released estimate, if the prompt starts at 0."""
     return (grid.rows[:1] < grid.size) & (grid.first[:, None] < estimated(grid.length))
 
 
 def released(weights: Tensor, grid: Grid, rule: TileRule) -> Tensor:
-    """Return [Hq, I, J] bool: what the released code keeps in its first chunk, by weights [Hq, I, J] of blocks.
+    """Return [Hq, I, J] bool: the blocks that the released code keeps in its first chunk, from weights [Hq, I, J].
 
-    It counts the own block and then the others in falling order, each against the sum that is one block late; column 0
-    takes the place of every block that is dropped.
+    It counts the own block and then the others in descending order, each compared with the sum before the previous
+    block; column 0 takes the place of every block that is dropped.
     """
     weights = weights.masked_fill(~grid.causal, 0).double()
     own = weights.masked_fill(~grid.own, 0).sum(-1, keepdim=True)
@@ -161,20 +161,20 @@ def released(weights: Tensor, grid: Grid, rule: TileRule) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _on(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Copy values to the device, once: copying synchronizes."""
+    """Copy values to the device; cached, since the copy synchronizes."""
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def shares(method: Xattention, queries: Tensor, keys: Tensor, rows: Tensor, cover: float = 0.9) -> Tensor:
-    """Return [Hq]: the threshold at which a head would have kept what matters (the released profile).
+    """Return the threshold [Hq] at which each head keeps the relevant blocks (the released profile).
 
-    Of every row of blocks: the fewest that truly hold `cover` of the attention, and the smallest estimate among them.
-    Blocks estimated at that or more hold a share of all estimates; it is taken over all rows together.
+    For every row of blocks, find the fewest with `cover` of the true attention, and the smallest estimate among them.
+    The threshold is the share of blocks with at least that estimate in the sum of all estimates, over all rows.
     """
     grid = Grid(rows, keys.shape[1], method.block)
     score = method.scores(queries, keys, grid)
-    wanted = smallest(grids.mass(queries, keys, grid), cover)
-    least = score.masked_fill(~wanted, torch.inf).amin(-1, keepdim=True)
+    relevant = smallest(grids.mass(queries, keys, grid), cover)
+    least = score.masked_fill(~relevant, torch.inf).amin(-1, keepdim=True)
     return (score * (score >= least)).sum((1, 2)) / score.sum((1, 2))
 
 
@@ -185,7 +185,7 @@ def profile(
     cover: float = 0.9,
     progress: Progress = lambda done, of: None,
 ) -> tuple[tuple[float, ...], ...]:
-    """Return τ for every layer and head: the largest that any of `prompts` (token ids [T]) asks for."""
+    """Return τ for every layer and head: the maximum over `prompts` (token ids [T])."""
     check_share("cover", cover)
     check_count("the number of prompts", len(prompts), 1)
     most: list[Tensor] = []
@@ -200,6 +200,6 @@ def profile(
 
 
 def save(path: Path, model: PreTrainedModel, method: Xattention, thresholds: Sequence[Sequence[float]]) -> None:
-    """Write what `Xattention(threshold=path)` reads."""
+    """Write thresholds to a file, for `Xattention(threshold=path)`."""
     record = {"model": seer_gate.identity(model), "block": method.block, "stride": method.stride}
     write_text(path, json.dumps(record | {"thresholds": [list(layer) for layer in thresholds]}) + "\n")

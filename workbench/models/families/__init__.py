@@ -1,7 +1,7 @@
-"""How each model family rotates its keys, and which models are unsupported: families/<model_type>.py, or standard.
+"""RoPE conventions of model families (families/<model_type>.py, or standard), and checks for unsupported models.
 
 A family file has `pairing` (which channels form a rotary plane), `TINY` (tiny configurations for tests, by name) and,
-if its rotary tables are not where `inv_freq` looks, an `inv_freq(decoder, layer)` of its own.
+if its rotary tables are not where `inv_freq` looks, its own `inv_freq(decoder, layer)`.
 """
 
 from importlib import import_module
@@ -13,24 +13,24 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from workbench.core.errors import Unsupported
 
-# Rotary tables that do not depend on the prompt's length; "longrope" only if it cannot switch tables.
+# RoPE types whose tables do not depend on the prompt's length; "longrope" only if it cannot switch tables.
 CONSTANT_ROPE = ("default", "linear", "llama3", "yarn", "proportional", "longrope")
 SINKS = ("gpt_oss",)
 
 
 def family(model: PreTrainedModel) -> Any:
-    """Return the family module of a model, by its `model_type`; `standard` where there is none."""
+    """Return the family module of a model by its `model_type`; `standard` if there is none."""
     name = f"{__name__}.{decoder_config(model.config).model_type}"
     return import_module(name if find_spec(name) else f"{__name__}.standard")
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the text decoder (of a multimodal model: its part)."""
+    """Return the configuration of the text decoder, also of a multimodal model."""
     return config.get_text_config(decoder=True)
 
 
 def check(config: PreTrainedConfig) -> None:
-    """Raise Unsupported for a configuration whose keys and values cannot be cached by block and moved."""
+    """Raise Unsupported for a configuration whose keys and values cannot be cached per block and moved."""
     reason = _layers(config) or _scores(config) or _positions(config)
     if reason:
         raise unsupported(config, reason)
@@ -54,7 +54,7 @@ def check_modules(model: PreTrainedModel) -> None:
 
 
 def declared_window(config: PreTrainedConfig, layer: int) -> int | None:
-    """Return a layer's sliding window in tokens, as the configuration declares it; None for full attention."""
+    """Return a layer's sliding window in tokens from the configuration; None for full attention."""
     decoder = decoder_config(config)
     types = getattr(decoder, "layer_types", None)
     sliding = types[layer] == "sliding_attention" if types else getattr(decoder, "use_sliding_window", True)

@@ -1,4 +1,4 @@
-"""Command-R (Cohere): RoPE is interleaved: neighbouring channels form a plane."""
+"""Command-R (Cohere): interleaved RoPE, adjacent channels form a plane."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: RoPE is interleaved: neighbouring channels form a plane."""
+"""ERNIE 4.5: interleaved RoPE, adjacent channels form a plane."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""GLM-4 (first release): RoPE is interleaved: neighbouring channels form a plane, and only half of them."""
+"""GLM-4 (first release): interleaved RoPE on half of the channels, adjacent channels form a plane."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""GLM-4 (0414): RoPE is interleaved: neighbouring channels form a plane, and only half of them."""
+"""GLM-4 (0414): interleaved RoPE on half of the channels, adjacent channels form a plane."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Helium: RoPE is interleaved: neighbouring channels form a plane."""
+"""Helium: interleaved RoPE, adjacent channels form a plane."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2, Gemma 3 and all that do the same: RoPE is neox."""
+"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2, Gemma 3 and other families with neox RoPE."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Convert GGUF files to Hugging Face checkpoints: bf16 safetensors, config, tokenizer, model card.
 
-transformers reads and dequantises the weights. Two things that it does not carry over are added here: the rule by which
-a byte-level vocabulary splits text (`gguf.pretokenizers`), and the scaled frequencies of Llama 3.
+transformers reads and dequantises the weights. This module adds two things that transformers drops: the pretokenizer of
+a byte-level vocabulary (`gguf.pretokenizers`), and Llama 3's RoPE scaling.
 """
 
 import json
@@ -30,10 +30,10 @@ BYTES = 2  # size of a bf16 number
 
 
 def convert(file: str | Path, folder: str | Path) -> Path:
-    """Convert a GGUF file to a new checkpoint folder and return its path; it appears complete or not at all.
+    """Convert a GGUF file to a new checkpoint folder, atomically, and return its path.
 
-    Raises BadInput, before anything is written, for an existing folder, a file that is damaged or of an unsupported
-    family, and a disk without enough space.
+    Raises BadInput for an existing folder, a file that is damaged or of an unsupported family, and a disk without
+    enough space, before anything is written.
     """
     if Path(folder).exists():
         raise BadInput(f"{folder} is there already: a new folder is needed")
@@ -43,8 +43,8 @@ def convert(file: str | Path, folder: str | Path) -> Path:
 def write(header: Header, path: Path, note: str | None = None, origin: Mapping[str, str] | None = None) -> Path:
     """Convert as `convert` does; a folder at `path` is replaced.
 
-    `note` is shown beside all of the model's results; None: the quantisation of the file. `origin` are lines of the
-    card: {"Licence": "Apache-2.0", …}.
+    `note` is shown with every result of the model; None: a note on the file's quantisation. `origin` are lines of the
+    model card: {"Licence": "Apache-2.0", …}.
     """
     need_room(path, BYTES * header.parameters)
     note = header.note if note is None else note
@@ -64,7 +64,7 @@ def write(header: Header, path: Path, note: str | None = None, origin: Mapping[s
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence messages of transformers about quantised files, but keep its progress bars on a terminal."""
+    """Silence transformers' messages about quantised files, but keep its progress bars on a terminal."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -78,13 +78,14 @@ def _read(header: Header, auto: Any, what: str, **options: Any) -> Any:
     """Read a part of the file with transformers."""
     try:
         return auto.from_pretrained(header.file.parent, gguf_file=header.file.name, **options)
-    except Exception as problem:  # of any type: its parser checks little
-        told = f"transformers cannot read its {what}: {problem}"
-        raise BadInput(f"{header.file} cannot be converted: {told}") from problem
+    except Exception as problem:  # of any type: the parser validates little
+        raise BadInput(
+            f"{header.file} cannot be converted: transformers cannot read its {what}: {problem}"
+        ) from problem
 
 
 def _config(header: Header) -> PreTrainedConfig:
-    """Return the configuration; refuse an unsupported model."""
+    """Return the configuration. Raises Unsupported for a model that cannot be used."""
     config = _read(header, AutoConfig, "configuration")
     config.name_or_path = header.file.name
     if header.rope_factors is not None:
@@ -94,7 +95,7 @@ def _config(header: Header) -> PreTrainedConfig:
 
 
 def _scale_as_llama3(file: Path, config: PreTrainedConfig, factors: np.ndarray) -> None:
-    """Set Llama 3's RoPE scaling from a file, which has its `factors` [R/2] only; refuse other factors."""
+    """Set Llama 3's RoPE scaling from the file's `factors` [R/2]. Raises BadInput for other factors."""
     plain = config.rope_parameters
     scale = {"factor": float(factors.max()), "original_max_position_embeddings": LLAMA3_CONTEXT}
     config.rope_parameters = plain | LLAMA3 | scale
@@ -105,7 +106,7 @@ def _scale_as_llama3(file: Path, config: PreTrainedConfig, factors: np.ndarray) 
 
 
 def _model(header: Header, config: PreTrainedConfig) -> PreTrainedModel:
-    """Return the dequantised model in bf16, not marked as quantised, which `save_pretrained` would refuse."""
+    """Return the dequantised model in bf16, without the quantisation mark that `save_pretrained` would reject."""
     options = {"dtype": torch.bfloat16, "output_loading_info": True}
     loaded, report = _read(header, AutoModelForCausalLM, "weights", **options)
     if lacking := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
@@ -121,7 +122,7 @@ def _model(header: Header, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _clean(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration without transformers' notes about the GGUF file."""
+    """Return the configuration without transformers' references to the GGUF file."""
     for name in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, name):
             delattr(config, name)

@@ -1,4 +1,4 @@
-"""Headers of GGUF files, and whether a file can be converted; weights are not read."""
+"""Read the headers of GGUF files and check whether they can be converted; weights are not read."""
 
 import re
 from collections import Counter
@@ -13,8 +13,8 @@ import numpy as np
 from workbench.core.errors import BadInput
 from workbench.models.gguf.pretokenizers import SPLITTINGS
 
-VERSION = 1  # version of the conversion: cached folders of other versions are made again
-# Architectures that transformers reads, and that were compared with the original models.
+VERSION = 1  # version of the conversion; cached folders of other versions are converted again
+# Architectures that transformers can read, verified against the original models.
 ARCHITECTURES = ("gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3")
 TOKENIZERS = ("gpt2", "llama")  # byte-level, SentencePiece
 FLOATS = ("F32", "F16", "BF16")
@@ -25,12 +25,12 @@ DAMAGED = (ValueError, KeyError, IndexError, OverflowError, MemoryError, OSError
 
 @dataclass(frozen=True)
 class Header:
-    """A GGUF file's metadata and the shapes of its tensors; `read` makes one."""
+    """Metadata and tensor sizes of a GGUF file, from `read`."""
 
     file: Path
     values: dict[str, Any]  #: metadata by name, without arrays
-    types: dict[str, str]  #: {tensor: its storage type, as "Q4_1"}
-    sizes: dict[str, int]  #: {tensor: number of its elements}
+    types: dict[str, str]  #: {tensor: storage type, such as "Q4_1"}
+    sizes: dict[str, int]  #: {tensor: number of elements}
     rope_factors: np.ndarray | None  #: [R/2] divisors of the rotary frequencies, if any
 
     @property
@@ -39,7 +39,7 @@ class Header:
 
     @property
     def splitting(self) -> str | None:
-        """Name of the pretokenizer, by which a byte-level vocabulary splits text; None for SentencePiece."""
+        """Name of the pretokenizer of a byte-level vocabulary; None for SentencePiece."""
         if self.values["tokenizer.ggml.model"] != "gpt2":
             return None
         return self.values.get("tokenizer.ggml.pre", "default")
@@ -50,7 +50,7 @@ class Header:
 
     @property
     def quantisation(self) -> str:
-        """Storage type of most weights, as "Q4_1"."""
+        """Storage type of most weights, such as "Q4_1"."""
         weights: Counter[str] = Counter()
         for name, kind in self.types.items():
             weights[kind] += self.sizes[name]
@@ -58,7 +58,7 @@ class Header:
 
     @property
     def note(self) -> str:
-        """Note to be shown beside results of the converted model, about quantised weights; "" if they are not."""
+        """Note on quantised weights, shown with results of the converted model; "" if they are not quantised."""
         kind = self.quantisation
         if kind in FLOATS:
             return "" if kind == "BF16" else f"{kind} weights rounded to bf16."
@@ -71,9 +71,9 @@ def _bits(kind: str) -> str:
 
 
 def read(file: str | Path) -> Header:
-    """Return the header of a GGUF file.
+    """Read the header of a GGUF file.
 
-    Raises BadInput for another kind of file, a damaged or truncated one, and one that cannot be converted.
+    Raises BadInput for another kind of file, a damaged or truncated file, and one that cannot be converted.
     """
     path = Path(file)
     if not path.is_file():
@@ -87,8 +87,8 @@ def read(file: str | Path) -> Header:
         header = _header(path, GGUFReader(path))
     except DAMAGED as problem:
         raise BadInput(f"{path} is damaged or cut short: {problem}") from None
-    if unfit := _unfit(header):
-        raise BadInput(f"{path} cannot be converted: {unfit}")
+    if reason := _why_not(header):
+        raise BadInput(f"{path} cannot be converted: {reason}")
     return header
 
 
@@ -105,7 +105,7 @@ def _header(path: Path, reader: Any) -> Header:
     )
 
 
-def _unfit(header: Header) -> str | None:
+def _why_not(header: Header) -> str | None:
     """Return why a file cannot be converted, or None."""
     values = header.values
     architecture = values.get("general.architecture")

@@ -1,7 +1,7 @@
-"""Pretokenizers: how byte-level vocabularies split text before merging bytes, by the names in GGUF files.
+"""Pretokenizers of byte-level vocabularies, by their names in GGUF files.
 
-A GGUF file names the rule (`tokenizer.ggml.pre`) but does not hold it. A loader that does not know the name silently
-splits as GPT-2 does: with SmolLM's vocabulary, two blanks before a number then become two tokens instead of one.
+A GGUF file names the rule (`tokenizer.ggml.pre`) but does not contain it. A loader that does not know the name silently
+uses GPT-2's rule: with SmolLM's vocabulary, two spaces before a number then become two tokens instead of one.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class Splitting:
 
     pattern: str | None = None
     digits: bool = False
-    whole_words: bool = False  #: a piece that is a token is used directly, without merges
+    whole_words: bool = False  #: a piece that is a token is used without merges
     nfc: bool = False  #: text is first normalised to Unicode NFC
 
     def apply(self, tokenizer: Tokenizer) -> None:
-        """Make a byte-level BPE tokenizer split by this rule."""
+        """Set this rule in a byte-level BPE tokenizer."""
         steps: list[pre_tokenizers.PreTokenizer]
         if self.pattern is None:
             steps = [pre_tokenizers.ByteLevel(add_prefix_space=False)]

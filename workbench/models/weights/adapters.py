@@ -1,7 +1,7 @@
-"""Adapters: low-rank changes of a base model's weights (LoRA, arXiv:2106.09685) in a small folder of their own.
+"""Adapters: low-rank updates of a base model's weights (LoRA, arXiv:2106.09685) in a small separate folder.
 
-adapter_config.json, adapter_model.safetensors   as `peft` writes them; `peft` is not needed to load them
-soft_tokens.safetensors                          beside them or in their place (`models.weights.soft_tokens`)
+adapter_config.json, adapter_model.safetensors   in `peft`'s format; `peft` is not needed to load them
+soft_tokens.safetensors                          in addition or instead (`models.weights.soft_tokens`)
 workbench.json                                   {"layout": …, "adapter": {"base": name, "weights": their digest}}
 """
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:  # folders are described without torch
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# options of peft that add more than scale · B A, each with the values that do not
+# options of peft that change the result, each with the values that leave scale · B A
 _PLAIN = {"bias": ("none",), "use_dora": (False,), "rank_pattern": ({},), "alpha_pattern": ({},)}
 _PLAIN |= {"fan_in_fan_out": (False,), "modules_to_save": ([],), "lora_bias": (False,)}
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder: each weight W [out, in] that it names becomes W + scale · B A, B [out, r] and A [r, in].
+    """An adapter folder: each weight W [out, in] that it names becomes W + scale · B A, with B [out, r] and A [r, in].
 
-    An adapter of rank 0 has soft tokens alone.
+    An adapter of rank 0 has only soft tokens.
     """
 
     path: Path
@@ -46,9 +46,9 @@ class Adapter:
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any], declared: Mapping[str, Any]) -> "Adapter":
-        """Make an adapter from `adapter_config.json` ({} without one) and the entry "adapter" of `workbench.json`.
+        """Parse `adapter_config.json` ({} if it is missing) and the entry "adapter" of `workbench.json`.
 
-        Raises BadInput for one that is not plain LoRA or names no base model.
+        Raises BadInput for an adapter that is not plain LoRA or names no base model.
         """
         if not config:
             config = {"peft_type": "LORA", "r": 1, "lora_alpha": 0}
@@ -68,7 +68,7 @@ class Adapter:
         return cls(path, base, declared.get("weights"), rank, scale)
 
     def check_base(self, weights: Sequence[Path]) -> None:
-        """Raise BadInput unless `weights`, the base model's safetensors, are those the adapter was trained on."""
+        """Raise BadInput unless the adapter was trained on `weights`, the base model's safetensors files."""
         if self.digest and (found := digest_of(weights)) != self.digest:
             raise BadInput(
                 f"{self.path} was trained on other weights of {self.base!r} (digest {self.digest[:16]}, "
@@ -76,7 +76,7 @@ class Adapter:
             )
 
     def merge(self, model: "nn.Module") -> None:
-        """Add the adapter to the weights of its base model, in fp32, rounded once to their dtype."""
+        """Merge the adapter into the weights of its base model: add in fp32, round once to their dtype."""
         if not self.rank:
             return
         import torch
@@ -113,18 +113,18 @@ class Adapter:
 
 
 def is_adapter(path: Path) -> bool:
-    """Return whether a folder holds an adapter instead of a whole checkpoint."""
+    """Return whether a folder contains an adapter instead of a complete checkpoint."""
     return bool(files_of(path)) and not (path / "config.json").is_file()
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the tensor files of an adapter folder; a declared file may be missing."""
+    """Return the tensor files of an adapter folder; the LoRA weights may be missing."""
     lora = [path / WEIGHTS] if (path / CONFIG).is_file() else []
     return lora + ([path / SOFT_TOKENS] if (path / SOFT_TOKENS).is_file() else [])
 
 
 def digest_of(weights: Sequence[Path]) -> str:
-    """Return the SHA-256 of all tensors (name, dtype, shape, bytes) in safetensors files, however they are split."""
+    """Return the SHA-256 of all tensors (name, dtype, shape, bytes) in safetensors files, independent of sharding."""
     return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in weights))
 
 
@@ -132,22 +132,22 @@ def digest_of(weights: Sequence[Path]) -> str:
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     places: dict[str, Path] = {}
     for path, *_ in files:
-        with safe_open(path, framework="np") as held:
-            places |= dict.fromkeys(held.keys(), path)
+        with safe_open(path, framework="np") as file:
+            places |= dict.fromkeys(file.keys(), path)
     return digest(_read(name, places[name]) for name in sorted(places))
 
 
 def digest(weights: "Iterable[tuple[str, torch.Tensor]]") -> str:
-    """Return the SHA-256 of tensors in memory, equal to `digest_of` the files that hold them."""
+    """Return the SHA-256 of tensors in memory, equal to `digest_of` for their files."""
     import torch
 
-    whole = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name, x in weights:
-        whole.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        whole.update(x.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return whole.hexdigest()
+        hashed.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        hashed.update(x.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
 
 
 def _read(name: str, path: Path) -> "tuple[str, torch.Tensor]":
-    with safe_open(path, framework="pt") as held:
-        return name, held.get_tensor(name)
+    with safe_open(path, framework="pt") as file:
+        return name, file.get_tensor(name)

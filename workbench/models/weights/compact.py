@@ -1,11 +1,11 @@
-"""Weights stored in 8 bits, half the size of bf16, to keep shipped models small.
+"""Int8 weights, half the size of bf16, for shipped models; and the memory layout of weights on a CPU.
 
-A matrix is stored as int8 with one scale a row, its largest magnitude over 127; all other weights as bf16. The file has
-a name of its own, so that it is not mistaken for plain weights: `models.load` reads it, `from_pretrained` finds none.
+A matrix is stored as int8 with one scale per row, its largest magnitude over 127; other weights as bf16. The file name
+is not a standard one, so only `models.load` reads it; `from_pretrained` finds no weights.
 
-Also the layout of weights in CPU memory: a `Linear` multiplies by the transpose of its weight [out, in]. Stored by
-input channel, the fp32 product of a question's rows is faster in torch, and that of one row no slower. Shape, values
-and `state_dict` stay; copies and files of the weights have the usual layout.
+`Linear` multiplies by the transpose of its weight [out, in]. If the weight is stored by input channel, torch's fp32
+product is faster for the rows of a question, and not slower for one row. Shape, values and `state_dict` are unchanged;
+copies and files of the weights have the usual layout.
 """
 
 from pathlib import Path
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench.models.checkpoints import COMPACT, SCALE
+
+LARGEST = 127
 
 
 @torch.no_grad()
@@ -32,11 +34,8 @@ def as_loaded(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_contiguous() else nn.Parameter(x.detach().contiguous(), requires_grad=x.requires_grad)
 
 
-LARGEST = 127
-
-
 def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Round matrices to int8, each row by its own scale, and everything else to bf16."""
+    """Round matrices to int8 with one scale per row, and other weights to bf16."""
     packed: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() != 2:
@@ -49,14 +48,14 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights that `pack` rounded, in fp32; the error of a matrix is at most half the scale of the row."""
+    """Return the weights of `pack` in fp32; the error of a matrix element is at most half the scale of its row."""
     names = [name for name in packed if not name.endswith(SCALE)]
     exact = {name: packed[name].float() for name in names}
     return {name: x * packed[name + SCALE] if name + SCALE in packed else x for name, x in exact.items()}
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
-    """Write config and weights in 8 bits to a folder; weights that are tied are written once."""
+    """Write config and int8 weights to a folder; tied weights are written once."""
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
@@ -66,22 +65,22 @@ def save(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a folder's model with its 8-bit weights, and the report of `filled`."""
+    """Return a folder's model with its int8 weights, and the report of `filled`."""
     return filled(folder, unpack(load_file(folder / COMPACT)), dtype)
 
 
 def filled(folder: Path, weights: dict[str, Tensor], dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return a folder's model with these weights, and a report of missing or misshapen weights.
 
-    The report is `from_pretrained`'s loading info. `dtype` "auto" is the config's own.
+    The report has the form of `from_pretrained`'s loading info. `dtype` "auto" is that of the config.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
     own = model.state_dict()
-    misfits = {name for name, weight in weights.items() if name in own and own[name].shape != weight.shape}
+    mismatched = {name for name, weight in weights.items() if name in own and own[name].shape != weight.shape}
     with torch.no_grad():
-        for name in weights.keys() & own.keys() - misfits:
+        for name in weights.keys() & own.keys() - mismatched:
             own[name].copy_(weights[name])
-    filled = {own[name].data_ptr() for name in weights.keys() & own.keys()}
-    missing = {name for name, weight in own.items() if weight.data_ptr() not in filled}
-    return model, {"missing_keys": missing, "mismatched_keys": misfits}
+    present = {own[name].data_ptr() for name in weights.keys() & own.keys()}
+    missing = {name for name, weight in own.items() if weight.data_ptr() not in present}
+    return model, {"missing_keys": missing, "mismatched_keys": mismatched}

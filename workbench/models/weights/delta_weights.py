@@ -1,9 +1,9 @@
-"""Weights stored as the difference from a base model's, to the last bit: a fine-tuned model in about half its size.
+"""Delta weights: a fine-tuned model as the bitwise difference from its base model, in about half its size.
 
-bf16 numbers, mapped to integers in the order of their values, are close to those of the base model. Their differences,
-zigzag-coded, are split into low and high bytes, and both streams are compressed by zlib. The file has a name of its
-own, so that it is not mistaken for plain weights: `models.load` restores them, `from_pretrained` finds none. It names
-its base, the digest of the base's weights and that of the weights it restores.
+bf16 numbers are mapped to integers in the order of their values; fine-tuned ones are then close to those of the base.
+Zigzag-coded differences are split into low and high bytes, and both streams are compressed with zlib. The file name is
+not a standard one, so only `models.load` reads it; `from_pretrained` finds no weights. The file contains the name of
+its base, and the digests of the base's and the restored weights.
 """
 
 import shutil
@@ -22,8 +22,8 @@ from workbench.models.checkpoints import BASE, DIFFERENCE, check, check_weights,
 from workbench.models.model_names import folder
 from workbench.models.weights import adapters
 
-LEVEL = 9  # zlib's level for the smallest files
-OF_BASE, OF_MODEL = "base_weights", "weights"  # keys in the file's metadata, beside BASE
+LEVEL = 9  # zlib level for the smallest files
+OF_BASE, OF_MODEL = "base_weights", "weights"  # keys in the file's metadata, in addition to BASE
 
 
 def ordered(bits: np.ndarray) -> np.ndarray:
@@ -33,40 +33,41 @@ def ordered(bits: np.ndarray) -> np.ndarray:
 
 
 def encode(weights: np.ndarray, base: np.ndarray) -> tuple[bytes, bytes]:
-    """Compress the difference of two arrays of bf16 bits (int16), which may wrap around; return (low, high) bytes."""
-    apart = ordered(weights) - ordered(base)
-    zigzag = ((apart << 1) ^ (apart >> 15)).view(np.uint16)
+    """Compress the difference of two arrays of bf16 bits (int16), which may overflow; return (low, high) bytes."""
+    delta = ordered(weights) - ordered(base)
+    zigzag = ((delta << 1) ^ (delta >> 15)).view(np.uint16)
     low, high = (zigzag & 0xFF).astype(np.uint8), (zigzag >> 8).astype(np.uint8)
     return zlib.compress(low.tobytes(), LEVEL), zlib.compress(high.tobytes(), LEVEL)
 
 
 def decode(low: bytes, high: bytes, base: np.ndarray) -> np.ndarray:
-    """Return the bits that `encode` was given. Raises ValueError for streams of another length than the base's."""
+    """Invert `encode`. Raises ValueError for streams of another length than `base`."""
     planes = [np.frombuffer(zlib.decompress(plane), np.uint8).astype(np.uint16) for plane in (low, high)]
     if any(len(plane) != len(base) for plane in planes):
         raise ValueError(f"{len(planes[0])} and {len(planes[1])} bytes for {len(base)} weights")
     zigzag = planes[0] | planes[1] << 8
-    apart = ((zigzag >> 1) ^ -(zigzag & 1).astype(np.int16).view(np.uint16)).view(np.int16)
-    return ordered(apart + ordered(base))
+    delta = ((zigzag >> 1) ^ -(zigzag & 1).astype(np.int16).view(np.uint16)).view(np.int16)
+    return ordered(delta + ordered(base))
 
 
 def save(model: str | Path, out: Path, base: str) -> None:
-    """Copy the checkpoint `model` to `out`, with its weights stored as the difference from those of `base`.
+    """Copy the checkpoint `model` to `out`, atomically, with its weights stored as the difference from `base`.
 
-    `out` is written atomically. Raises BadInput for an existing folder, for two models that differ in names, shapes or
-    dtypes of weights, and for weights that are not bf16.
+    Raises BadInput for an existing folder, for two models that differ in names, shapes or dtypes of weights, and for
+    weights that are not bf16.
     """
     if out.exists():
         raise BadInput(f"{out} is there already: a new folder is needed")
     source, origin = folder(model), folder(base)
     check(source)
     check(origin)
-    weights, theirs = _whole(source), _whole(origin)
-    if {name: (x.shape, x.dtype) for name, x in weights.items()} != {n: (x.shape, x.dtype) for n, x in theirs.items()}:
+    weights, base_weights = _load(source), _load(origin)
+    ours, theirs = ({name: (x.shape, x.dtype) for name, x in each.items()} for each in (weights, base_weights))
+    if ours != theirs:
         raise BadInput(f"{source} and {base!r} differ in names, shapes or number formats of their weights")
     if other := sorted(name for name, x in weights.items() if x.dtype != torch.bfloat16):
         raise BadInput(f"{source} holds {other[0]} as {weights[other[0]].dtype}: all weights in bfloat16 are needed")
-    low, high = encode(_joined(weights), _joined(theirs))
+    low, high = encode(_joined(weights), _joined(base_weights))
     planes = {"low": torch.frombuffer(bytearray(low), dtype=torch.uint8)}
     planes["high"] = torch.frombuffer(bytearray(high), dtype=torch.uint8)
     about = {BASE: base, OF_BASE: adapters.digest_of(shards(origin)), OF_MODEL: adapters.digest_of(shards(source))}
@@ -78,7 +79,7 @@ def save(model: str | Path, out: Path, base: str) -> None:
 
 
 def base_of(path: Path) -> Path:
-    """Return the folder of the base model of `path`. Raises BadInput where its weights are not those of the base."""
+    """Return the folder of the base model of `path`. Raises BadInput if its weights have changed."""
     about = _about(path)
     origin = folder(about[BASE])
     check(origin)
@@ -90,8 +91,8 @@ def base_of(path: Path) -> Path:
 
 
 def restore(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a folder (bf16), bitwise as they were saved. Raises BadInput for a damaged file."""
-    base, about = _whole(base_of(path)), _about(path)
+    """Return the weights of a folder (bf16), bitwise as saved. Raises BadInput for a damaged file."""
+    base, about = _load(base_of(path)), _about(path)
     planes = load_file(path / DIFFERENCE)
     try:
         low, high = (planes[name].numpy().tobytes() for name in ("low", "high"))
@@ -115,7 +116,7 @@ def _about(path: Path) -> dict[str, str]:
     return about
 
 
-def _whole(path: Path) -> dict[str, Tensor]:
+def _load(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a checkpoint folder."""
     weights: dict[str, Tensor] = {}
     for shard in shards(path):
@@ -127,5 +128,5 @@ def _whole(path: Path) -> dict[str, Tensor]:
 
 
 def _joined(weights: dict[str, Tensor]) -> np.ndarray:
-    """Concatenate the bits of bf16 tensors, in the order of names, as int16."""
+    """Concatenate the bits of bf16 tensors as int16, in the order of names."""
     return torch.cat([weights[name].contiguous().view(torch.int16).flatten() for name in sorted(weights)]).numpy()

@@ -1,4 +1,4 @@
-"""Export a model so that plain transformers can load it; shipped ones may be stored in 8 bits, or as a difference."""
+"""Export a model for plain transformers; shipped models may be stored in int8, or as a difference from a base."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ LEFT_OUT = (COMPACT, DIFFERENCE, "model.safetensors", "adapter_model.safetensors
 
 
 def write(name_or_path: str | Path, out: Path) -> Path:
-    """Write a model to the new folder `out` as bf16 safetensors, with tokenizer, layout and card, and return it.
+    """Write a model to the new folder `out` as bf16 safetensors, with tokenizer, layout and card, and return `out`.
 
     Raises BadInput for an existing folder, and for a model that cannot be loaded.
     """

@@ -1,6 +1,6 @@
-"""Soft tokens: trained vectors placed around a passage like tokens, with ids behind those of the vocabulary.
+"""Soft tokens: trained embeddings around a passage, with ids after those of the vocabulary.
 
-soft_tokens.safetensors   header, trailer, links [n, C] fp32: before a passage, after it, and last
+soft_tokens.safetensors   header, trailer, links [n, C] fp32: before a passage, after it, and after the trailer
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PARTS = ("header", "trailer", "links")
 
 @dataclass(frozen=True)
 class SoftTokens:
-    """Numbers of soft tokens around a passage: header, trailer and links, whose ids begin at `first`, in this order."""
+    """Numbers of soft tokens around a passage: header, trailer and links; their ids start at `first`, in this order."""
 
     first: int = 0
     header: int = 0
@@ -31,7 +31,7 @@ class SoftTokens:
 
     @classmethod
     def last(cls, counts: Sequence[int]) -> "SoftTokens":
-        """Return soft tokens of these counts whose ids are counted from the end of the vocabulary: -1 is the last."""
+        """Return soft tokens with these counts and negative ids, counted from the end of the embedding table."""
         return cls(-sum(counts), *counts)
 
     @property
@@ -47,7 +47,7 @@ class SoftTokens:
         return tuple(range(self.first, a)), tuple(range(a, b)), tuple(range(b, b + self.links))
 
     def around(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of a passage with soft tokens around them; a passage that has them is unchanged."""
+        """Return the tokens of a passage between its soft tokens; a passage that has them is returned unchanged."""
         if max(tokens[0], tokens[-1]) >= self.first:
             return tuple(tokens)
         header, trailer, links = self.ids
@@ -55,7 +55,7 @@ class SoftTokens:
 
 
 def soft_tokens(model: PreTrainedModel) -> SoftTokens | None:
-    """Return the soft tokens of a model; None where it has none."""
+    """Return the soft tokens of a model; None if it has none."""
     counts = getattr(model.config, "soft_tokens", None)
     if counts is None:
         return None
@@ -70,7 +70,7 @@ def embeddings(model: PreTrainedModel) -> nn.Embedding:
 
 @torch.no_grad()
 def grow(model: PreTrainedModel, parts: Sequence[Tensor]) -> None:
-    """Append header, trailer and links [n, C] to the embedding table; the output head is unchanged.
+    """Append header, trailer and links [n, C] to the embedding table, but not to the output head.
 
     Raises BadInput for vectors of another width, and for a model that already has soft tokens.
     """
@@ -88,14 +88,14 @@ def grow(model: PreTrainedModel, parts: Sequence[Tensor]) -> None:
 
 
 def drawn(model: PreTrainedModel, counts: Sequence[int]) -> list[Tensor]:
-    """Draw initial vectors of the soft tokens, `counts` of each part, with the mean and spread of the vocabulary's."""
+    """Sample initial soft tokens, `counts` per part, with the mean and standard deviation of the embeddings."""
     weight = embeddings(model).weight
-    mean, spread = weight.detach().mean(0), weight.detach().std(0)
-    return [mean + spread * torch.randn(count, len(mean)).to(mean) for count in counts]
+    mean, std = weight.detach().mean(0), weight.detach().std(0)
+    return [mean + std * torch.randn(count, len(mean)).to(mean) for count in counts]
 
 
 def train_alone(model: PreTrainedModel) -> None:
-    """Let gradients reach the embeddings of the soft tokens alone; ids may be counted from the end."""
+    """Train only the embeddings of soft tokens; allow negative ids, counted from the end of the table."""
     table, soft = embeddings(model), soft_tokens(model)
     assert soft is not None
     first = soft.first
@@ -105,7 +105,7 @@ def train_alone(model: PreTrainedModel) -> None:
 
 
 def save(model: PreTrainedModel, folder: Path) -> int:
-    """Write the soft tokens of a model into a folder, and return the number of their parameters."""
+    """Write the soft tokens of a model to a folder; return the number of their parameters."""
     soft = soft_tokens(model)
     assert soft is not None
     rows = embeddings(model).weight.detach().float().cpu()[soft.first :]
@@ -115,11 +115,11 @@ def save(model: PreTrainedModel, folder: Path) -> int:
 
 
 def load(model: PreTrainedModel, folder: Path) -> None:
-    """Give a model the soft tokens of a folder, if any. Raises BadInput for a file that does not fit it."""
+    """Add the soft tokens of a folder, if any, to a model. Raises BadInput for a file that does not fit it."""
     if not (folder / FILE).is_file():
         return
-    held = load_file(folder / FILE)
-    if odd := set(held) - set(PARTS):
-        raise BadInput(f"{folder / FILE} holds {min(odd)!r}: allowed are {', '.join(PARTS)}")
+    parts = load_file(folder / FILE)
+    if unknown := set(parts) - set(PARTS):
+        raise BadInput(f"{folder / FILE} holds {min(unknown)!r}: allowed are {', '.join(PARTS)}")
     none = embeddings(model).weight.new_zeros(0, embeddings(model).weight.shape[1])
-    grow(model, [held.get(name, none) for name in PARTS])
+    grow(model, [parts.get(name, none) for name in PARTS])

@@ -1,3 +1,3 @@
-"""The files of a folder of blocks: format, checksums, manifest, quarantine, eviction, transfer."""
+"""The files of a store folder: format, checksums, manifest, quarantine, eviction, transfer."""
 
-MANIFEST = "manifest.json"  # name of the file with the common properties of a folder's, or URL's, blocks
+MANIFEST = "manifest.json"  # properties that all blocks of a folder or URL share

@@ -1,27 +1,26 @@
-"""One file of cached blocks: safetensors, with checksums of all its content in the metadata.
+"""The block file format: safetensors, with checksums of all its content in the metadata.
 
-starts, layers   {key: position of its first token}, and how many layers
-format           of the file
-identities       {key: what the block is} (`keys.Identity`), where that is known
+starts, layers   {key: position of its first token}, and the number of layers
+format           version of the format
+identities       {key: components of the key} (`keys.Identity`), if known
 checksums        {tensor: CRC-32 of its name, dtype, shape and bytes}
-wholes           {key: CRC-32 of all bytes of the block}, where they are contiguous; verifies a hit
-table            length and CRC-32 of the rest of the header, which has the places of tensors
-made             versions and kind of device that computed the blocks
+wholes           {key: CRC-32 of all bytes of the block}, if they are contiguous; verifies a hit
+table            length and CRC-32 of the rest of the header, which contains the offsets of tensors
+made             package versions and device type that computed the blocks
 header           CRC-32 of the other entries
 
-A block is read in one call, if its tensors are contiguous, into memory of its own: the verified bytes are those that
-are returned, and a sector that cannot be read is an error and not a signal. Or the file is memory-mapped: its pages are
-verified and returned themselves, for readers that copy them at once, as to a GPU.
+A block with contiguous tensors is read in one call into separate memory: the returned bytes are the verified ones, and
+an unreadable sector is an error instead of a signal. Alternatively the file is memory-mapped, and the verified pages
+themselves are returned, for readers that copy them at once, for example to a GPU.
 
-A store returns mapped pages by default, so that a hit is read once and not copied. For a short time this is safe:
+A store returns mapped pages by default: a hit is then read once and not copied. For a short time this is safe:
 
-files   are never written into: they are written whole under another name and renamed, and a reader of pages keeps the
-        file that it opened
-pages   are read and verified before they are returned; a page that cannot be read is an error then
-writes  to returned pages stay in the process
+files   are never written into: they are replaced atomically, and a reader keeps the file that it opened
+pages   are read and verified before they are returned; an unreadable page is an error then
+writes  to returned pages are private to the process
 
-For longer it is not: pages that the system drops are read again later, unverified; a failing disk, or a program that
-writes into the file in place, then ends the process. So keep `owned(kv)` of a block that you keep.
+Later it is not: pages dropped by the system are read again, unverified, and a failing disk, or a program that modifies
+the file in place, can then kill the process. To keep a block, keep `owned(kv)`.
 """
 
 import json
@@ -58,30 +57,28 @@ from workbench.store.files.file_header import (
 )
 from workbench.store.keys import Key
 
-POPULATES = sys.platform == "linux"  # else unreadable pages are noticed too late: read, do not map
+__all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
+SUFFIX = ".safetensors"
+POPULATES = sys.platform == "linux"  # elsewhere an unreadable page of a mapped file is a signal, so files are read
+POPULATE_READ = 22  # madvise advice of Linux 5.14: an error instead of a signal for an unreadable page
+PIECE, LARGE = 1 << 19, 1 << 23  # bytes per read; blocks of LARGE bytes or more are read at once, fastest for disks
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass
 class MappedKV(KV):
-    """Keys and values that are mapped pages of a file, to be used or copied at once."""
+    """KV whose tensors are mapped pages of a file; use or copy it at once."""
 
 
 def owned(kv: KV) -> KV:
-    """Return read-only KV in memory of its own: `kv` itself if it is that already, else a copy."""
+    """Return read-only KV that is not mapped: `kv` itself if it is that already, else a copy."""
     return kv if kv.read_only and not isinstance(kv, MappedKV) else kv.clone().lock()
-
-
-__all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
-SUFFIX = ".safetensors"
-Memory = np.ndarray[Any, np.dtype[np.uint8]]
-PIECE, LARGE = 1 << 19, 1 << 23  # bytes per read; blocks from LARGE on are read at once, which is fastest for disks
-POPULATE_READ = 22  # madvise advice of Linux 5.14: an error instead of a signal for an unreadable page
 
 
 def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = None) -> None:
     """Write blocks to a file; `made` are the versions and device that computed them (None: those of this process).
 
-    Raises BadInput, before anything is written, for values that are infinite or nan.
+    Raises BadInput for values that are infinite or nan, before anything is written.
     """
     tensors: dict[str, Tensor] = {}
     for key, kv in blocks.items():
@@ -115,13 +112,13 @@ def _of_run(tensors: Sequence[Tensor]) -> int:
 
 
 def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file directly under its name.
+    """Write a safetensors file directly under `path`.
 
-    `save_file` writes to a temporary name first, and leaves it behind if the process is killed.
+    `save_file` uses a temporary name, and leaves that file behind if the process is killed.
     """
     places: dict[str, Any] = {}
     end = 0
-    widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # keeps all aligned
+    widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # for alignment
     for name, x in widest_first.items():
         begin, end = end, end + x.nbytes
         places[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
@@ -137,7 +134,7 @@ def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]
 
 
 def block(opened: Opened, key: str, known: Contents, mapped: bool = False) -> KV:
-    """Read and verify the block of `key` in a file with header `known`. Raises Unusable."""
+    """Read and verify the block of `key` from a file with header `known`. Raises Unusable."""
     extent = known.extent(key)
     crc, kind = None, KV
     try:
@@ -161,7 +158,7 @@ def block(opened: Opened, key: str, known: Contents, mapped: bool = False) -> KV
 
 
 def verify(memory: Memory, extent: Extent, known: Contents) -> None:
-    """Compare every tensor of a block with its checksum. Raises Unusable."""
+    """Verify the checksum of every tensor of a block. Raises Unusable."""
     for name, place, offset in zip(extent.names, extent.places, extent.offsets, strict=True):
         part = memory[offset : offset + place.size]
         if known.checksums.get(name) != crc32(part, seed_of(name, place.dtype, place.shape)):
@@ -169,9 +166,9 @@ def verify(memory: Memory, extent: Extent, known: Contents) -> None:
 
 
 def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | None]:
-    """Read the bytes of a block to new memory; return them and, if `check`, their CRC-32.
+    """Read a block into new memory; return it and, if `check`, its CRC-32, computed while a piece is in the CPU cache.
 
-    Each piece is checked while it is in the processor's cache. NumPy asks for large pages, torch does not.
+    The memory is from NumPy, which uses huge pages; torch does not.
     """
     array = np.empty(extent.size, dtype=np.uint8)
     view, crc = array.data, 0
@@ -188,7 +185,7 @@ def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | No
 
 
 def _map(opened: Opened, extent: Extent) -> Memory:
-    """Map the bytes of a block from its file (copy-on-write: changes stay in this process)."""
+    """Map a block from its file, copy-on-write."""
     (run,) = extent.runs
     page = run.begin - run.begin % mmap.ALLOCATIONGRANULARITY
     if run.begin + run.size > os.fstat(opened.fileno()).st_size:
@@ -198,22 +195,22 @@ def _map(opened: Opened, extent: Extent) -> Memory:
         if sys.platform == "linux":
             pages.madvise(POPULATE_READ)
     except OSError as problem:
-        if problem.errno != 22:  # EINVAL: an earlier Linux lacks this advice
+        if problem.errno != 22:  # EINVAL: Linux before 5.14
             raise
     return np.frombuffer(pages, dtype=np.uint8, offset=run.begin - page, count=run.size)
 
 
 def tensors_of(memory: Memory, extent: Extent) -> list[Tensor]:
-    """Return the tensors of a block, as views of its memory."""
+    """Return the tensors of a block as views of `memory`."""
     if extent.even and extent.size:
         first = extent.places[0]
         return list(torch.frombuffer(memory, dtype=first.dtype).view(len(extent.places), *first.shape).unbind())
-    parts, whole = zip(extent.places, extent.offsets, strict=True), torch.from_numpy(memory)
-    return [whole[at : at + place.size].view(place.dtype).view(place.shape) for place, at in parts]
+    flat, parts = torch.from_numpy(memory), zip(extent.places, extent.offsets, strict=True)
+    return [flat[at : at + place.size].view(place.dtype).view(place.shape) for place, at in parts]
 
 
 def finite(x: Tensor) -> bool:
-    """Return whether all values are finite, in one pass and without a copy."""
+    """Return whether all values are finite: one pass, no copy."""
     if not x.numel():
         return True
     least, most = torch.aminmax(x if x.element_size() > 1 else x.float())

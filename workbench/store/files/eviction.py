@@ -1,4 +1,4 @@
-"""Delete old files of a folder of cached blocks to keep a budget."""
+"""Evict the least recently read files of a store folder, to meet a budget."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,11 @@ from workbench.store.folder import FolderStore
 
 @dataclass(frozen=True)
 class Collected:
-    """What `collect_garbage` did; sizes are bytes of files."""
+    """Result of `collect_garbage`; sizes are in bytes of files."""
 
     folder: str
     budget: int
-    before: int  #: bytes before, quarantined and partial files included
+    before: int  #: including quarantined and partial files
     after: int
     files: int  #: number of deleted files
     blocks: int
@@ -25,10 +25,10 @@ class Collected:
 def collect_garbage(folder: Path, budget: int) -> Collected:
     """Delete files until at most `budget` bytes are left, the least recently read first.
 
-    Quarantined and partial files are deleted before them. A file is deleted with all its blocks, which are then misses
-    of reason "evicted": the time of the last read is known for files, not for blocks. To evict single blocks, keep one
-    a file, as `put` does, or use tiers with a budget (`store.tiering.tier`). Files that are being read are read to
-    their end. Raises BadInput for a budget under 1, a folder that is no store, and one that cannot be written.
+    Quarantined and partial files are deleted before any other. A file is deleted with all its blocks, which are then
+    misses of reason "evicted", because access times are per file. To evict single blocks, store one per file, as `put`
+    does, or use tiers with a budget (`store.tiering.tier`). Processes that have a file open can read it to the end.
+    Raises BadInput for a budget under 1, a folder that is no store, and one that cannot be written.
     """
     if budget <= 0:
         raise BadInput(f"budget is {budget}: at least 1 byte is needed; delete the folder to keep nothing")
@@ -36,9 +36,12 @@ def collect_garbage(folder: Path, budget: int) -> Collected:
     with writing(folder):
         before = store.bytes + quarantine.clear(folder) + sum(path.lstat().st_size for path in store.set_aside)
         remove_leftovers(folder, SUFFIX)
-        keys_of = _by_file(store)
-        for path in [path for path, problem in store.set_aside.items() if problem.kind == "damaged"]:
-            path.unlink(missing_ok=True)
+        keys_of: dict[Path, list[str]] = {}
+        for key in store:
+            keys_of.setdefault(store.file_of(key), []).append(key)
+        for path, problem in store.set_aside.items():
+            if problem.kind == "damaged":
+                path.unlink(missing_ok=True)
         size = sum(path.lstat().st_size for path in folder.glob(f"*{SUFFIX}"))
         gone: list[str] = []
         deleted = set[str]()
@@ -50,19 +53,12 @@ def collect_garbage(folder: Path, budget: int) -> Collected:
                 gone += keys_of[path]
                 deleted.add(path.name)
                 path.unlink()
-        finally:  # also after an interruption: note what was deleted
+        finally:  # record deletions even after an interruption
             if gone:
                 manifest.forget_files(folder, deleted)
                 quarantine.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")
         sync(folder)
     return Collected(str(folder), budget, before, size, len(deleted), len(gone))
-
-
-def _by_file(store: FolderStore) -> dict[Path, list[str]]:
-    found: dict[Path, list[str]] = {}
-    for key in store:
-        found.setdefault(store.file_of(key), []).append(key)
-    return found
 
 
 def _last_read(path: Path) -> tuple[float, str]:

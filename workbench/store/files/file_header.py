@@ -1,6 +1,6 @@
-"""The header of a file of cached blocks: the place of every block, and its checksums.
+"""The header of a block file: offsets and checksums of all blocks.
 
-CRC-32 detects every flipped bit, every damaged run of up to 32 bits, and all but one in 2^32 other damages. Intel's
+CRC-32 detects every single-bit error, every burst error of up to 32 bits, and all but one in 2^32 other errors. Intel's
 ISA-L computes it several times as fast as zlib, with the same results.
 """
 
@@ -21,32 +21,10 @@ from workbench.store.keys import Identity, Key
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # a platform without a wheel of it
+except ImportError:  # no wheel for this platform
     from zlib import crc32
 
 __all__ = ["crc32", "of_tensor", "raw_bytes", "seed_of"]
-
-
-def of_tensor(name: str, x: Tensor) -> int:
-    """Return the CRC-32 of a contiguous tensor on the CPU: of its name, dtype, shape and bytes."""
-    return crc32(raw_bytes(x), seed_of(name, x.dtype, x.shape))
-
-
-def seed_of(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """Return the CRC-32 of a tensor's name, dtype and shape, which is continued over its bytes."""
-    return crc32(f"{name} {dtype_name(dtype)} {list(shape)}".encode())
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in safetensors files; torch's own where they have none."""
-    return NAMES.get(dtype, str(dtype))
-
-
-def raw_bytes(x: Tensor) -> Any:
-    """Return the bytes of a contiguous tensor on the CPU, not copied."""
-    return x.view(-1).view(torch.uint8).numpy()
-
-
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -56,17 +34,31 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
+NAME = re.compile(r"\w[\w.-]{0,199}")  # of a file, without its suffix
 FORMAT = 1  # version of the metadata format
-MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # by which a damaged header is recognized as ours
+MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # identify a block file even if its header is damaged
 ALIGNED = 64  # alignment of tensors in bytes, in a file and in memory
-Opened = FileIO | BytesIO  # an unbuffered file, or bytes of a remote one
-State = tuple[int, int, int]  # identifies a file, to notice its replacement
+Opened = FileIO | BytesIO  # an unbuffered file, or the bytes of a remote one
+State = tuple[int, int, int]  # identifies a version of a file
+
+
+def of_tensor(name: str, x: Tensor) -> int:
+    """Return the CRC-32 of a contiguous CPU tensor: of its name, dtype, shape and bytes."""
+    return crc32(raw_bytes(x), seed_of(name, x.dtype, x.shape))
+
+
+def seed_of(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Return the CRC-32 of a tensor's name, dtype and shape: the initial value for the CRC of its bytes."""
+    return crc32(f"{name} {NAMES.get(dtype, str(dtype))} {list(shape)}".encode())
+
+
+def raw_bytes(x: Tensor) -> Any:
+    """Return the bytes of a contiguous CPU tensor, without a copy."""
+    return x.view(-1).view(torch.uint8).numpy()
 
 
 class Unusable(Exception):
-    """Raised for a file, or a block of it, that must not be served, with the reason."""
+    """Raised for a file or block that must not be served, with the reason."""
 
     def __init__(self, detail: str, kind: Literal["damaged", "foreign", "later"] = "damaged"):
         super().__init__(detail)
@@ -75,7 +67,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a tensor in its file."""
+    """Location of a tensor in its file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -89,7 +81,7 @@ class Place:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """A contiguous run of bytes of a file, read to one place in memory."""
+    """A contiguous byte range of a file, and where it is read to."""
 
     begin: int
     offset: int  #: offset in the block's memory
@@ -98,20 +90,20 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class Extent:
-    """How a block is read: the fewest runs of bytes, and the tensors in them, in order."""
+    """How a block is read: the smallest number of byte ranges, and the tensors in them."""
 
     names: tuple[str, ...]
     places: tuple[Place, ...]
     offsets: tuple[int, ...]
     runs: tuple[TokenRun, ...]
     crc: int | None  #: CRC-32 of all its bytes; None: only checksums of single tensors
-    tokens: tuple[int, ...]  #: distinct numbers of tokens of its layers
+    tokens: tuple[int, ...]  #: distinct token counts of its layers
     dtypes: str
-    even: bool  #: all tensors have one dtype and shape, and are contiguous
+    even: bool  #: all tensors have the same dtype and shape, and are contiguous
 
     @property
     def size(self) -> int:
-        """Bytes of memory that the block takes."""
+        """Bytes of memory that the block needs."""
         return self.runs[-1].offset + self.runs[-1].size if self.runs else 0
 
 
@@ -130,11 +122,11 @@ class Contents:
     _extents: dict[str, Extent] = field(default_factory=dict, repr=False, compare=False)
 
     def blocks(self) -> list[Key]:
-        """Return the keys of its blocks."""
+        """Return the keys of all blocks."""
         return [Key(key, self.identities.get(key)) for key in self.starts]
 
     def extent(self, key: str) -> Extent:
-        """Return how the block of `key` is read. Raises Unusable where it is not what its key says."""
+        """Return how the block of `key` is read. Raises Unusable if its shape contradicts its key."""
         if (extent := self._extents.get(key)) is None:
             extent = _extent(tuple(names(key, self.layers)), self.tensors, self.wholes.get(key))
             _check_shape(extent, key, self.starts[key])
@@ -143,7 +135,7 @@ class Contents:
 
 
 def contents(opened: Opened, state: State | None = None) -> Contents:
-    """Read and verify the header of a file; one that is not on this machine needs its `state`. Raises Unusable."""
+    """Read and verify the header of a file; `state` is required for a remote file. Raises Unusable."""
     try:
         state = state or state_of(opened)
         begin, header, text = _header(opened, state[2])
@@ -166,9 +158,9 @@ def contents(opened: Opened, state: State | None = None) -> Contents:
 
 
 def quietly(path: Path) -> FileIO:
-    """Open a file without updating its access time, so that only hits count as uses.
+    """Open a file without updating its access time: only hits count as uses.
 
-    Raises Unusable where that fails, and for a folder, pipe or device.
+    Raises Unusable if that fails, and for a folder, pipe or device.
     """
     if path.exists() and not path.is_file():
         raise Unusable("it is no file")
@@ -181,7 +173,7 @@ def quietly(path: Path) -> FileIO:
 
 
 def _opened_quietly(name: str, flags: int) -> int:
-    flags |= getattr(os, "O_NONBLOCK", 0)  # do not block if a pipe took the file's place
+    flags |= getattr(os, "O_NONBLOCK", 0)  # do not block if a pipe has replaced the file
     try:
         return os.open(name, flags | getattr(os, "O_NOATIME", 0))
     except PermissionError:  # a file of a different owner
@@ -189,28 +181,28 @@ def _opened_quietly(name: str, flags: int) -> int:
 
 
 def state_of(opened: Opened) -> State:
-    """Return what identifies a version of a file: its inode number, modification time and size."""
+    """Return the inode number, modification time and size of a file, which identify its version."""
     stat = os.fstat(opened.fileno())
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def names(key: str, layers: int) -> list[str]:
-    """Return the names of the tensors of a block: keys of every layer, then values."""
+    """Return the tensor names of a block: keys of every layer, then values."""
     return [f"{key}.{part}.{layer}" for part in "kv" for layer in range(layers)]
 
 
 def of_entries(entries: Mapping[str, str]) -> int:
-    """Return the CRC-32 of the entries of the metadata."""
+    """Return the CRC-32 of the metadata entries."""
     return crc32(json.dumps(sorted(entries.items())).encode())
 
 
 def table_checksum(table: bytes) -> str:
-    """Return the entry `table` for the text of the tensors' places, which ends the header."""
+    """Return the metadata entry `table` for the table of tensor offsets at the end of the header."""
     return f"{len(table)} {crc32(table)}"
 
 
 def _header(opened: Opened, size: int) -> tuple[int, dict[str, Any], bytes]:
-    """Return the offset of the first tensor, the header, and its text."""
+    """Return the offset of the first tensor, the header, and its raw text."""
     opened.seek(0)
     length = int.from_bytes(opened.read(8), "little")
     if length > size - 8:
@@ -225,8 +217,7 @@ def _header(opened: Opened, size: int) -> tuple[int, dict[str, Any], bytes]:
 
 
 def _check_entries(entries: Mapping[str, str], text: bytes) -> None:
-    given = {name: text for name, text in entries.items() if name != "header"}
-    if entries.get("header") != str(of_entries(given)):
+    if entries.get("header") != str(of_entries({name: text for name, text in entries.items() if name != "header"})):
         raise Unusable("the checksum of its header is wrong")
     if int(entries["format"]) > FORMAT:
         raise Unusable(f"its format is {entries['format']}, and this version reads {FORMAT} and earlier", "later")
@@ -243,8 +234,8 @@ def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
     return place
 
 
-def _extent(called: tuple[str, ...], tensors: Mapping[str, Place], crc: int | None) -> Extent:
-    places = tuple(tensors[name] for name in called)
+def _extent(tensor_names: tuple[str, ...], tensors: Mapping[str, Place], crc: int | None) -> Extent:
+    places = tuple(tensors[name] for name in tensor_names)
     offsets: dict[int, int] = {}
     runs: list[TokenRun] = []
     for place in sorted(places, key=lambda place: place.begin):
@@ -260,11 +251,11 @@ def _extent(called: tuple[str, ...], tensors: Mapping[str, Place], crc: int | No
     dtypes = ", ".join(sorted({str(place.dtype) for place in places}))
     alike = len({(place.dtype, place.shape) for place in places}) == 1
     even = alike and at == tuple(i * places[0].size for i in range(len(places)))
-    return Extent(called, places, at, tuple(runs), crc if len(runs) == 1 else None, tokens, dtypes, even)
+    return Extent(tensor_names, places, at, tuple(runs), crc if len(runs) == 1 else None, tokens, dtypes, even)
 
 
 def _check_shape(extent: Extent, key: str, start: int) -> None:
-    """Compare the block's shape with its key."""
+    """Raise Unusable if token counts, start or dtype of a block contradict its key."""
     if len(extent.tokens) > 1:
         raise Unusable(f"its layers have {list(extent.tokens)} tokens")
     if not isinstance(key, Key) or key.identity is None:
@@ -273,6 +264,3 @@ def _check_shape(extent: Extent, key: str, start: int) -> None:
     for name, value in found.items():
         if value != (needed := getattr(key.identity, name)):
             raise Unusable(f"its {name} is {value}, and its key says {needed}")
-
-
-NAME = re.compile(r"\w[\w.-]{0,199}")  # of a file, without its suffix

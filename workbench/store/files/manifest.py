@@ -1,4 +1,4 @@
-"""Manifests: what the blocks of a folder have in common (model, dtype, preparation)."""
+"""Manifests: the properties that all blocks of a folder share (model, dtype, preprocessing)."""
 
 import json
 import logging
@@ -19,9 +19,9 @@ from workbench.store.files.file_header import Contents, Unusable, contents, quie
 from workbench.store.keys import FORMAT_VERSION
 
 log = logging.getLogger(__name__)
-LOOKED_AT = 64  # maximum number of files whose headers are read for the blocks' model
+SAMPLED = 64  # maximum number of files whose headers are checked if the manifest is damaged
 CHECKSUM, MADE, TOKENIZER = "checksum", "made", "tokenizer"
-SUCCESS = "_SUCCESS"  # marks a completely filled folder; lists its files of blocks, one per line
+SUCCESS = "_SUCCESS"  # marks a completely filled folder; lists its block files, one per line
 
 
 class Damaged(ValueError):
@@ -29,48 +29,49 @@ class Damaged(ValueError):
 
 
 class Gone(Damaged):
-    """Raised for a manifest that is missing or empty; the blocks' own identities are then checked."""
+    """Raised for a manifest that is missing or empty; the identities in the block files are then checked."""
 
 
 def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: bool) -> dict[str, Any]:
-    """Return the kind of a folder, which must be `kind` if given; with `new`, make a missing folder.
+    """Return the kind of a folder, which must equal `kind` unless it is None; with `new`, create a missing folder.
 
     A damaged manifest is rewritten if `kind` is given and the blocks' identities agree with it. Raises BadInput for a
     missing folder, another kind, and a manifest that cannot be restored.
     """
     try:
         if new and not (folder / MANIFEST).is_file():
-            _begin(folder, kind or {}, durable)
-        there = read(folder)
+            _create(folder, kind or {}, durable)
+        stored = read(folder)
     except PermissionError as problem:
         raise BadInput(f"{folder} must not be read: {problem.strerror}") from None
     except Damaged as problem:
         if kind is None:
             raise BadInput(f"{folder / MANIFEST} is corrupt: {problem}; what names the model writes it anew") from None
         _check_blocks(folder, kind, problem)
-        log.warning("damaged: %s: %s; it is written anew", folder / MANIFEST, problem)
-        there = {"format": FORMAT_VERSION, **kind}
+        log.warning("damaged: %s: %s; it is rewritten", folder / MANIFEST, problem)
+        stored = {"format": FORMAT_VERSION, **kind}
         try:
-            _write(folder, there, durable)
+            with writing(folder / MANIFEST):
+                write_text(folder / MANIFEST, text(stored), durable)
         except BadInput as refused:
             log.warning("%s", refused)
-    return agreed(folder, there, kind)
+    return agreed(folder, stored, kind)
 
 
 def _check_blocks(folder: Path, kind: Mapping[str, Any], problem: Damaged) -> None:
-    """Refuse a new manifest for a folder with blocks of a different model or dtype, by the files' headers."""
-    told = 0
-    for path in islice(sorted(folder.glob(f"*{SUFFIX}")), LOOKED_AT):
+    """Raise BadInput if the folder has blocks of another model or dtype than `kind`, from the files' headers."""
+    checked = 0
+    for path in islice(sorted(folder.glob(f"*{SUFFIX}")), SAMPLED):
         with suppress(Unusable, OSError), quietly(path) as opened_file:
-            check_identities(folder, held := contents(opened_file), kind, problem)
-            told += len(held.identities)
-    if isinstance(problem, Gone) and not told:
+            check_identities(folder, header := contents(opened_file), kind, problem)
+            checked += len(header.identities)
+    if isinstance(problem, Gone) and not checked:
         raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
 
 
-def check_identities(place: Path | str, held: Contents, kind: Mapping[str, Any], problem: Damaged) -> None:
-    """Raise BadInput where blocks beside a corrupt manifest are of another model or dtype than `kind`."""
-    for identity in held.identities.values():
+def check_identities(place: Path | str, header: Contents, kind: Mapping[str, Any], problem: Damaged) -> None:
+    """Raise BadInput if a file next to a corrupt manifest has blocks of another model or dtype than `kind`."""
+    for identity in header.identities.values():
         for name in ("model", "dtype"):
             has, needed = getattr(identity, name), kind.get(name)
             if needed is not None and has != needed:
@@ -80,23 +81,23 @@ def check_identities(place: Path | str, held: Contents, kind: Mapping[str, Any],
                 )
 
 
-def agreed(place: Path | str, there: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the kind in a manifest, which must be `kind`. Raises BadInput that names what differs.
+def agreed(place: Path | str, stored: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the kind of a manifest, which must equal `kind` unless it is None. Raises BadInput, naming what differs.
 
     Manifests of earlier versions do not name the tokenizer, which is then not compared.
     """
-    wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
-    for name in {**there, **wanted}:
-        if name == MADE or (name == TOKENIZER and (name not in there or name not in wanted)):
+    expected = stored if kind is None else {"format": FORMAT_VERSION, **kind}
+    for name in {**stored, **expected}:
+        if name == MADE or (name == TOKENIZER and (name not in stored or name not in expected)):
             continue
-        has, needed = there.get(name), wanted.get(name)
+        has, needed = stored.get(name), expected.get(name)
         if has != needed:
             raise BadInput(f"{place} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
-    return {name: value for name, value in there.items() if name != MADE}
+    return {name: value for name, value in stored.items() if name != MADE}
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the kind in a folder's manifest. Raises Damaged, and BadInput where the folder is no store."""
+    """Return the kind in a folder's manifest. Raises Damaged, and BadInput if the folder is no store."""
     try:
         return parsed((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -108,22 +109,22 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """Return the kind in the bytes of a manifest. Raises Damaged."""
+    """Parse a manifest and return its kind. Raises Damaged."""
     try:
-        there = json.loads(data.decode("utf-8"))
+        entries = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as problem:
         raise Damaged(str(problem)) from None
-    if not isinstance(there, dict):
+    if not isinstance(entries, dict):
         raise Damaged("it is no JSON object")
-    if there.pop(CHECKSUM, None) not in (None, checksum(there)):
+    if entries.pop(CHECKSUM, None) not in (None, checksum(entries)):
         raise Damaged("its checksum is wrong")
-    if "format" not in there:
+    if "format" not in entries:
         raise Gone("it names no format")
-    return there
+    return entries
 
 
 def files_of(folder: Path) -> set[str]:
-    """Return the names of a folder's block files when `workbench prepare` finished; an empty set if it did not."""
+    """Return the names of the block files that a finished `workbench prepare` wrote; an empty set otherwise."""
     try:
         return set((folder / SUCCESS).read_text(encoding="utf-8", errors="replace").split())
     except OSError:
@@ -131,22 +132,22 @@ def files_of(folder: Path) -> set[str]:
 
 
 def forget_files(folder: Path, names: Set[str]) -> None:
-    """Note that files were deleted on purpose, so that they are not reported as missing."""
+    """Remove deleted files from the list in `_SUCCESS`, so that `verify` does not report them as missing."""
     if names & (known := files_of(folder)):
         write_text(folder / SUCCESS, "".join(f"{name}\n" for name in sorted(known - names)))
 
 
 def text(kind: Mapping[str, Any]) -> str:
-    """Return the text of a manifest for blocks of `kind`, with the versions of this process's packages."""
-    whole = {"format": FORMAT_VERSION, **kind, MADE: versions()}
-    return json.dumps({**whole, CHECKSUM: checksum(whole)}, indent=1)
+    """Return the text of a manifest for blocks of `kind`, with the package versions of this process."""
+    entries = {"format": FORMAT_VERSION, **kind, MADE: versions()}
+    return json.dumps({**entries, CHECKSUM: checksum(entries)}, indent=1)
 
 
-def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
+def _create(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
     check_place("folder", folder)
     if folder.exists() and (not folder.is_dir() or not all(map(_is_leftover, folder.iterdir()))):
         if (folder / MANIFEST).is_file():
-            return  # a different process has begun the folder meanwhile
+            return  # another process has just created the store
         _check_blocks(folder, kind, Gone("it is gone"))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,17 +158,12 @@ def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Return whether a file is a half-written manifest, perhaps of a killed process."""
+    """Return whether a file is a partial manifest, perhaps of a killed process."""
     return path.name.startswith(f".{MANIFEST}.")
 
 
-def _write(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
-    with writing(folder / MANIFEST):
-        write_text(folder / MANIFEST, text(kind), durable)
-
-
 def checksum(kind: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of a JSON object, whatever the order of its keys."""
+    """Return the CRC-32 of a JSON object, independent of the order of its keys."""
     return crc32(json.dumps(kind, sort_keys=True).encode())
 
 

@@ -1,8 +1,8 @@
-"""KV in one contiguous buffer, layer by layer, so that one copy moves a block or a layer of it.
+"""KV packed layer by layer into one contiguous buffer: one copy moves a block, or a layer of it.
 
-Blocks of a file are read directly into page-locked memory, from which a GPU copies. A file holds the keys of all layers
-and then the values, a `PackedKV` goes layer by layer, so each tensor is read to its own place; its checksum is computed
-while it is in the processor's cache.
+Blocks are read from a file directly into page-locked memory, the source of copies to a GPU. A file contains the keys of
+all layers, then the values; a `PackedKV` alternates them by layer. So each tensor is read separately, and its checksum
+is computed while it is in the CPU cache.
 """
 
 import os
@@ -22,14 +22,14 @@ ALIGNED = 256  # alignment of layers in bytes
 
 @dataclass
 class PackedKV(KV):
-    """KV in one buffer: `flat` [bytes] (uint8) has keys, then values, of each layer at its (begin, end) in `layers`."""
+    """KV in one buffer `flat` [bytes] (uint8): layer i is at `layers[i]` = (begin, end), keys first, then values."""
 
     flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8), repr=False, compare=False)
     layers: tuple[tuple[int, int], ...] = ()
 
 
 def layers_of(kv: KV) -> tuple[tuple[int, int], ...]:
-    """Return (begin, end) of each layer in a packed copy, in bytes; the last end is its size."""
+    """Return the byte range (begin, end) of each layer in a packed copy; the last end is its size."""
     layers, end = [], 0
     for k, v in zip(kv.keys, kv.values, strict=True):
         begin = -(-end // ALIGNED) * ALIGNED
@@ -39,7 +39,7 @@ def layers_of(kv: KV) -> tuple[tuple[int, int], ...]:
 
 
 def pack(kv: KV, pinned: bool = False) -> PackedKV:
-    """Copy KV into one buffer on the host; with `pinned`, in page-locked memory (if there is a GPU)."""
+    """Copy KV into one host buffer; with `pinned`, in page-locked memory if there is a GPU."""
     layers = layers_of(kv)
     flat = torch.zeros(layers[-1][1], dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
     packed = within(flat, layers, kv)
@@ -49,7 +49,7 @@ def pack(kv: KV, pinned: bool = False) -> PackedKV:
 
 
 def within(flat: Tensor, layers: tuple[tuple[int, int], ...], like: KV) -> PackedKV:
-    """Return KV of the shape and dtype of `like` whose tensors are views of `flat`."""
+    """Return KV with the shapes and dtypes of `like`, as views of `flat`."""
     keys, values = [], []
     for (begin, _), k, v in zip(layers, like.keys, like.values, strict=True):
         middle = begin + k.nbytes
@@ -61,7 +61,7 @@ def within(flat: Tensor, layers: tuple[tuple[int, int], ...], like: KV) -> Packe
 def packed_block(opened: Opened, key: str, known: Contents) -> PackedKV | None:
     """Read and verify the block of `key` into one buffer. Raises Unusable.
 
-    Returns None for a block whose tensors are not contiguous, or that has no checksum as a whole.
+    Returns None if its tensors are not contiguous, or it has no checksum as a whole.
     """
     extent = known.extent(key)
     if len(extent.runs) != 1 or extent.crc is None:
@@ -80,7 +80,7 @@ def packed_block(opened: Opened, key: str, known: Contents) -> PackedKV | None:
     except (OSError, ValueError) as problem:
         raise Unusable(f"its bytes cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
     if crc != extent.crc:
-        block_file.block(opened, key, known)  # raises an error that names the tensor
+        block_file.block(opened, key, known)  # raises an error that names the damaged tensor
         raise Unusable("the checksum of the block is wrong")
     tensors = [
         flat[at : at + place.size].view(place.dtype).view(place.shape)
@@ -94,7 +94,7 @@ def packed_block(opened: Opened, key: str, known: Contents) -> PackedKV | None:
 
 
 def _read(opened: Opened, extent: Extent, memory: memoryview, places: list[int]) -> int:
-    """Read every tensor to its place in `memory`; return the CRC-32 of all bytes, in file order."""
+    """Read every tensor to its offset in `memory`; return the CRC-32 of all bytes in file order."""
     (run,) = extent.runs
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(opened.fileno(), run.begin, run.size, os.POSIX_FADV_WILLNEED)

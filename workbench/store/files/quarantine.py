@@ -1,7 +1,7 @@
 """Quarantine and tombstones: why a block of a folder is unavailable (damaged, evicted, removed, another version).
 
-Files that must not be served are kept in `<folder>/set_aside`, each with the reason beside it. Evicted and removed
-blocks are noted in `<folder>/evicted.jsonl`, so that a later miss can say when and why.
+Files that must not be served are copied to `<folder>/set_aside`, with a text file that contains the reason. Evicted
+blocks are listed in `<folder>/evicted.jsonl` with time and reason, which later misses report.
 """
 
 import json
@@ -23,13 +23,14 @@ from workbench.store.misses import Index, Miss
 
 log = logging.getLogger(__name__)
 ASIDE, EVICTED = "set_aside", "evicted.jsonl"
-REMEMBERED = 1 << 16  # maximum number of evicted keys noted in a folder
+REMEMBERED = 1 << 16  # maximum number of evicted keys listed per folder
+GONE = 1 << 12  # maximum number of removed blocks kept in memory to explain later misses
 
 
 def keep(path: Path, reason: str) -> Path | None:
     """Copy the file `path` to `set_aside`, with the reason; return the copy's path, or None if it cannot be written.
 
-    Several damaged files of one name are kept under different names. The caller replaces or deletes the file itself.
+    Files of the same name are numbered. The caller replaces or deletes the original.
     """
     folder = path.parent / ASIDE
     try:
@@ -49,7 +50,7 @@ def keep(path: Path, reason: str) -> Path | None:
 
 
 class Repairing:
-    """Base of stores of files: replacing damaged blocks."""
+    """Base of stores that keep files: replaces damaged blocks."""
 
     _counts: Counter[str]
     put: Callable[[str, KV], None]
@@ -60,7 +61,7 @@ class Repairing:
         return self.why(key).reason == "damaged"
 
     def repair(self, key: str, kv: KV) -> None:
-        """Put `kv` under `key` if the block there is damaged; do nothing otherwise, or if it cannot be written."""
+        """Replace the block under `key` by `kv` if it is damaged; a failed write is only logged."""
         if not self.is_damaged(key):
             return
         try:
@@ -72,7 +73,7 @@ class Repairing:
 
 
 def reasons(folder: Path) -> dict[str, str]:
-    """Return {file: reason} of a folder's quarantined files."""
+    """Return {file: reason} of the quarantined files of a folder."""
     found = {}
     for path in sorted((folder / ASIDE).glob("*.reason.txt")):
         with suppress(OSError, ValueError):
@@ -81,14 +82,14 @@ def reasons(folder: Path) -> dict[str, str]:
 
 
 def clear(folder: Path) -> int:
-    """Delete the quarantined files of a folder, and return their bytes."""
+    """Delete the quarantined files of a folder; return their size in bytes."""
     size = sum(path.stat().st_size for path in (folder / ASIDE).glob("*") if path.is_file())
     shutil.rmtree(folder / ASIDE, ignore_errors=True)
     return size
 
 
 def note_evicted(folder: Path, keys: Iterable[str], why: str) -> None:
-    """Note that blocks were evicted now, and why; only the latest notes are kept."""
+    """Add evicted blocks with time and reason to the list of a folder, which keeps the latest entries."""
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     notes = dict(evicted(folder))
     for key in keys:
@@ -99,7 +100,7 @@ def note_evicted(folder: Path, keys: Iterable[str], why: str) -> None:
 
 
 def evicted(folder: Path) -> Mapping[str, str]:
-    """Return {key: when and why} of blocks that were evicted from a folder; unreadable notes are skipped."""
+    """Return {key: time and reason} of blocks evicted from a folder; unreadable lines are skipped."""
     notes = {}
     with suppress(OSError, UnicodeDecodeError):
         for line in (folder / EVICTED).read_text(encoding="utf-8").splitlines():
@@ -119,14 +120,11 @@ def _link(path: Path, place: Path) -> None:
             shutil.copyfileobj(source, target)
 
 
-GONE = 1 << 12  # removed blocks that are remembered as reasons of later misses
-
-
 class Absent:
     """Why blocks of a folder are unavailable.
 
-    files     unreadable files, and what is wrong with each
-    blocks    damaged blocks: the file, and what is wrong with it
+    files     unreadable files, with the fault of each
+    blocks    damaged blocks: their file and the fault
     """
 
     def __init__(self, folder: Path):
@@ -134,17 +132,17 @@ class Absent:
         self.files: dict[Path, Unusable] = {}
         self.blocks: dict[str, tuple[Path, str]] = {}
         self._gone: dict[str, str] = {}
-        self._evicted: tuple[int, Mapping[str, str]] = (0, {})  # notes of `gc`: time of the file, content
+        self._evicted: tuple[int, Mapping[str, str]] = (0, {})  # modification time and content of EVICTED
         self._present = Index()
 
     def came(self, key: str) -> None:
-        """Note that a block is available."""
+        """Mark a block as available."""
         self.blocks.pop(key, None)
         self._gone.pop(key, None)
         self._present.add(key)
 
     def went(self, key: str, why: str = "") -> None:
-        """Note that a block is no longer available; `why` is remembered for the latest ones."""
+        """Mark a block as unavailable; the latest reasons `why` are kept."""
         self._present.remove(key)
         if why:
             self._gone[str(key)] = why
@@ -152,7 +150,7 @@ class Absent:
                 del self._gone[next(iter(self._gone))]
 
     def problem(self, path: Path) -> str:
-        """Return what is known to be wrong with a file; "" for one that is intact or missing."""
+        """Return the known faults of a file; "" if it is intact or missing."""
         if path in self.files:
             return self.files[path].detail
         return "; ".join(sorted({detail for file, detail in self.blocks.values() if file == path}))
@@ -174,7 +172,7 @@ class Absent:
         return miss
 
     def _notes(self) -> Mapping[str, str]:
-        """Return the notes of `gc`, read again if they were changed."""
+        """Return the list of evicted blocks, which is read again after a change."""
         try:
             written = (self.folder / EVICTED).stat().st_mtime_ns
         except OSError:

@@ -1,4 +1,4 @@
-"""Verify a whole store of cached blocks, and describe its content."""
+"""Verify a whole store, and describe its content."""
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Finding:
 
     file: str
     block: str | None  #: key of the block; None: the whole file
-    kind: str  #: "damaged", "gone" (missing), "foreign" (no file of cached blocks) or "later" (of a later version)
+    kind: str  #: "damaged", "gone" (missing), "foreign" (no block file) or "later" (of a later version)
     detail: str
 
     def __str__(self) -> str:
@@ -31,10 +31,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Scrub:
-    """Result of `verify`. Blocks and bytes include the damaged ones.
+    """Result of `verify`. Blocks and bytes include damaged ones.
 
     removed   files that were quarantined
-    kept      number of their intact blocks, with which the files were rewritten
+    kept      number of intact blocks in these files, which were rewritten
     """
 
     folder: str
@@ -52,16 +52,16 @@ class Scrub:
 
 
 def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
-    """Read every file of a folder and verify every checksum; with `repair`, quarantine damaged files.
+    """Verify every checksum of a folder; with `repair`, quarantine damaged files.
 
-    Their intact blocks stay, in a file of the same name; the others are encoded again on the next request, or by
-    `workbench store encode`. Missing files that were not evicted are reported, and files of later versions or of other
-    kinds, which are left alone. Raises BadInput for a folder that is no store.
+    A quarantined file is rewritten with its intact blocks; the others are encoded again on the next request, or by
+    `workbench store encode`. Missing files that were not evicted are reported, as are files of later versions or other
+    kinds, which are left unchanged. Raises BadInput for a folder that is no store.
     """
-    findings, blocks, size = _of_manifest(folder), 0, 0
+    findings, blocks, size = _check_manifest(folder), 0, 0
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     for done, path in enumerate(paths, 1):
-        found, known = _of_file(path)
+        found, known = _check_file(path)
         findings += found
         if known is not None:
             blocks += len(known.starts)
@@ -71,21 +71,21 @@ def verify(folder: Path, repair: bool = False, progress: Progress | None = None)
     lost = sorted(manifest.files_of(folder) - {path.name for path in paths})
     findings += [Finding(name, None, "gone", "it was there when the folder was filled") for name in lost]
     damaged = {finding.file for finding in findings if finding.kind == "damaged"} - {manifest.MANIFEST}
-    kept = _set_aside(folder, [finding for finding in findings if finding.file in damaged]) if repair else 0
+    kept = _quarantine(folder, [finding for finding in findings if finding.file in damaged]) if repair else 0
     removed = tuple(sorted(damaged)) if repair else ()
     return Scrub(str(folder), len(paths), blocks, size, tuple(findings), removed, kept)
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return what a folder holds, from its files' headers. Raises BadInput for a folder that is no store."""
-    findings, files = _of_manifest(folder), []
+    """Describe the content of a folder, from its files' headers. Raises BadInput for a folder that is no store."""
+    findings, files = _check_manifest(folder), []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             with quietly(path) as opened:
                 files.append(block_file.contents(opened))
         except (Unusable, FileNotFoundError) as problem:
-            odd = problem if isinstance(problem, Unusable) else Unusable("it is not there")
-            findings.append(Finding(path.name, None, odd.kind, odd.detail))
+            fault = problem if isinstance(problem, Unusable) else Unusable("it is not there")
+            findings.append(Finding(path.name, None, fault.kind, fault.detail))
     identities = [identity for known in files for identity in known.identities.values()]
     tokens = [known.tensors[f"{key}.k.0"].shape[1] for known in files for key in known.starts]
     return {
@@ -103,7 +103,7 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def verify_remote(url: str, repair: bool = False, progress: Progress | None = None) -> Scrub:
-    """Fetch every block of a remote store and verify every checksum; with `repair`, delete damaged blocks.
+    """Fetch every block of a remote store and verify its checksums; with `repair`, delete damaged blocks.
 
     Raises BadInput for a URL that is no store or cannot be reached.
     """
@@ -129,14 +129,14 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
 
 
 def describe_remote(url: str) -> dict[str, Any]:
-    """Return what a remote store holds, from its file names. Raises BadInput as `verify_remote` does."""
+    """Describe the content of a remote store, from its file names. Raises BadInput as `verify_remote` does."""
     store = RemoteStore(url)
     listed = store.listed()
     counts = {"files": len(listed), "blocks": len(listed), "tokens": None, "bytes": sum(listed.values())}
     return {"folder": url, "kind": store.kind, **counts, "made": [], "set_aside": []}
 
 
-def _of_manifest(folder: Path) -> list[Finding]:
+def _check_manifest(folder: Path) -> list[Finding]:
     try:
         manifest.read(folder)
     except manifest.Damaged as problem:
@@ -144,7 +144,7 @@ def _of_manifest(folder: Path) -> list[Finding]:
     return []
 
 
-def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
+def _check_file(path: Path) -> tuple[list[Finding], Contents | None]:
     findings: list[Finding] = []
     known = None
     try:
@@ -156,7 +156,7 @@ def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
                 except Unusable as problem:
                     findings.append(Finding(path.name, str(key), problem.kind, problem.detail))
     except FileNotFoundError:
-        pass  # deleted since the folder was listed
+        pass  # deleted after the folder was listed
     except Unusable as problem:
         findings.append(Finding(path.name, None, problem.kind, problem.detail))
     except OSError as problem:
@@ -164,8 +164,8 @@ def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
     return findings, known
 
 
-def _set_aside(folder: Path, findings: Iterable[Finding]) -> int:
-    """Quarantine damaged files, and rewrite them with their intact blocks; return the number of these."""
+def _quarantine(folder: Path, findings: Iterable[Finding]) -> int:
+    """Quarantine damaged files and rewrite them with their intact blocks; return the number of intact blocks."""
     by_file: dict[str, list[Finding]] = {}
     for finding in findings:
         by_file.setdefault(finding.file, []).append(finding)
@@ -176,15 +176,15 @@ def _set_aside(folder: Path, findings: Iterable[Finding]) -> int:
         with writing(folder):
             for name, found in by_file.items():
                 quarantine.keep(folder / name, "; ".join(finding.detail for finding in found))
-                kept += _without(folder / name, {finding.block for finding in found})
+                kept += _rewrite_without(folder / name, {finding.block for finding in found})
             sync(folder)
     except BadInput as problem:
         raise BadInput(f"damaged files of {folder} cannot be set aside: {problem.__cause__ or problem}") from None
     return kept
 
 
-def _without(path: Path, damaged: Container[str | None]) -> int:
-    """Rewrite a file without some blocks, or delete it if all are damaged; return how many are left."""
+def _rewrite_without(path: Path, damaged: Container[str | None]) -> int:
+    """Rewrite a file without its damaged blocks, or delete it if none is intact; return how many are left."""
     blocks: dict[str, KV] = {}
     made: dict[str, str] = {}
     try:

@@ -1,5 +1,6 @@
-"""Pack a folder of cached blocks into one tar archive, and unpack it; names in .zst are compressed with Zstandard."""
+"""Pack a store folder into one tar archive, and unpack it; archives named .tar.zst are compressed with Zstandard."""
 
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,13 @@ from workbench.store.files.file_header import NAME
 from workbench.store.folder import FolderStore
 
 ENDINGS = (".tar", ".tar.zst")
-BESIDE = ("prepared.json", manifest.SUCCESS)  # files that `workbench prepare` writes beside the blocks
+BESIDE = ("prepared.json", manifest.SUCCESS)  # files that `workbench prepare` writes next to the blocks
 Progress = Callable[[int, int], None]  # (files, total)
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """Content of an archive; `bytes` are those of its block files."""
+    """Content of an archive; `bytes` is the size of its block files."""
 
     archive: str
     folder: str
@@ -33,7 +34,7 @@ class Transferred:
 
 
 def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Transferred:
-    """Write all blocks of a folder into an archive, after verifying their checksums.
+    """Verify the checksums of a folder, and write all its blocks into an archive.
 
     Raises BadInput for a folder that is no store or has damaged blocks, and for an archive that cannot be written.
     """
@@ -59,9 +60,9 @@ def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Trans
 
 
 def unpack(archive: Path, folder: Path) -> Transferred:
-    """Unpack an archive into a new folder, which appears after every checksum has been verified.
+    """Unpack an archive into a new folder, which becomes visible after every checksum has been verified.
 
-    Raises BadInput for another kind of file, one that is damaged or lacks blocks, and for an existing folder.
+    Raises BadInput for another kind of file, a damaged or incomplete archive, and a folder that is not empty.
     """
     _check_name(archive)
     if not archive.is_file():
@@ -72,7 +73,7 @@ def unpack(archive: Path, folder: Path) -> Transferred:
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder_atomically(folder) as partial:
-            _take_out(archive, partial)
+            _extract(archive, partial)
             found = scrub.verify(partial)
             if not found.whole:
                 raise BadInput(f"{archive} is damaged: {found.findings[0]}")
@@ -80,8 +81,8 @@ def unpack(archive: Path, folder: Path) -> Transferred:
     return Transferred(str(archive), str(folder), found.files, found.blocks, found.bytes)
 
 
-def _take_out(archive: Path, folder: Path) -> None:
-    """Extract an archive into a folder: plain files of a store only, without their paths."""
+def _extract(archive: Path, folder: Path) -> None:
+    """Extract an archive into a folder; only regular files of a store, without subfolders, are accepted."""
     try:
         with archive.open("rb") as opened, _expanded(opened, archive) as data, _tar(data, "r|") as tar:
             for member in tar:
@@ -90,20 +91,14 @@ def _take_out(archive: Path, folder: Path) -> None:
                     raise BadInput(f"{archive} holds {member.name!r}, which is no file of cached blocks")
                 if (folder / member.name).exists():
                     raise BadInput(f"{archive} holds {member.name!r} more than once")
-                _copy(content, folder / member.name)
+                with (folder / member.name).open("xb") as out:
+                    shutil.copyfileobj(content, out)
     except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError) as problem:
         raise BadInput(f"{archive} is no whole archive of cached blocks: {problem}") from None
 
 
 def _tar(data: Any, mode: Literal["r|", "w|"]) -> tarfile.TarFile:
-    """Open a stream as a tar."""
     return tarfile.open(fileobj=data, mode=mode, format=tarfile.PAX_FORMAT)
-
-
-def _copy(content: IO[bytes], path: Path) -> None:
-    with path.open("xb") as out:
-        while piece := content.read(1 << 20):
-            out.write(piece)
 
 
 def _is_ours(name: str) -> bool:

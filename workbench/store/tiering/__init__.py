@@ -1,1 +1,1 @@
-"""Stores of several tiers: GPU pages, host memory and disk, with promotion and eviction."""
+"""Tiered stores: GPU pages, host memory and disk, with promotion and eviction."""

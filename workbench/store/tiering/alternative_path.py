@@ -1,21 +1,21 @@
-"""Alternative Path: find chunks by prefix hashes although other chunks are before them (FusionRAG, section 4.1).
+"""Alternative Path: find chunks by prefix hashes after other chunks than before (FusionRAG, section 4.1).
 
-A plain prefix cache maps the hash of (system prompt, chunk 1, …, chunk i) to the KV of chunk i, so a chunk behind other
-chunks is a miss. Here the same table is asked several times ("progressive backtracking"):
+A plain prefix cache maps the hash of (system prompt, chunk 1, …, chunk i) to the KV of chunk i: the chunk is a miss if
+the chunks before it differ. Here the same table is queried several times ("progressive backtracking"):
 
-1. the longest path comes first: system prompt, all chunks before, chunk;
-2. on a miss the earliest chunk is dropped and the shorter path is hashed and asked, down to (system prompt, chunk);
-3. the first path that is known is served: the KV of the same tokens, computed behind the chunks of that path.
+1. look up the longest path: system prompt, all preceding chunks, chunk;
+2. on a miss, drop the earliest chunk and look up the shorter path, down to (system prompt, chunk);
+3. serve the first hit: the KV of the same tokens, computed after the chunks of that path.
 
-Where chunks were dropped, the match is `moved`: its keys are rerotated, and it did not attend to the dropped chunks.
-So a copy is never served to a prompt that lacks, directly before it, something that the copy has attended to.
+If chunks were dropped, the match is `moved`: its keys are rerotated, and it did not attend to the dropped chunks. So a
+copy is never served to a prompt that lacks, directly before it, a chunk that the copy attended to.
 
-A chunk without a path is computed. The paper leaves open behind what; both rules keep one copy of a chunk:
+A chunk without a known path is computed. The paper does not say after which chunks. Both rules keep one copy per chunk:
 
-after_system  behind the system prompt alone, as the offline stage does (section 3): later prompts find it
-in_place      behind all chunks before it, as a plain prefix cache does, as long as each of them is served where it was
-              computed. Met again behind other chunks, it is computed behind the system prompt, and that copy replaces
-              the first one
+after_system  after the system prompt alone, as in the offline stage (section 3): later prompts find it
+in_place      after all preceding chunks, as in a plain prefix cache, while each of these is served where it was
+              computed. When it occurs after other chunks, it is computed after the system prompt alone, and that copy
+              replaces the first one
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ from workbench.core.errors import BadInput
 from workbench.store.keys import key_of
 
 Encoding = Literal["after_system", "in_place"]
-KeyOf = Callable[[Block, Sequence[Block]], str]  # key of a chunk, given the chunks before it
+KeyOf = Callable[[Block, Sequence[Block]], str]  # (chunk, chunks before it) → key
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Match:
 
     key       store key of the copy
     before    number of chunks before it in the prompt
-    seen      behind how many of these, directly before it, the copy was computed
-    computed  whether it has to be computed for this prompt, as no path was known
+    seen      number of these, directly before it, that the copy attended to
+    computed  whether it must be computed for this prompt, since no path is known
     tried     number of paths that were looked up
     """
 
@@ -51,15 +51,15 @@ class Match:
 
     @property
     def moved(self) -> bool:
-        """Whether the copy was computed without some of the chunks before it."""
+        """Whether the copy did not attend to some of the chunks before it."""
         return self.seen < self.before
 
 
 class AlternativePath:
-    """An index of the chunks behind one system prompt, one copy of each.
+    """Index of the chunks that follow one system prompt, one copy of each.
 
-    key_of    `chain_keys(…)`, the keys that the stores of this package use, or any function of (chunk, path before it)
-    encoding  what a chunk without a path is computed behind
+    key_of    `chain_keys(…)` for the stores of this package, or any function of (chunk, path before it)
+    encoding  which chunks precede a chunk that is computed
 
     Raises BadInput for an unknown encoding.
     """
@@ -72,14 +72,11 @@ class AlternativePath:
         self._paths: dict[str, str] = {}  # key → content, as in a prefix cache
 
     def find(self, chunks: Sequence[Block]) -> list[Match | None]:
-        """Look up every chunk of a prompt in reading order (without the system prompt); None for unknown chunks.
-
-        The index is not changed.
-        """
+        """Look up every chunk of a prompt (without the system prompt), read-only; None for unknown chunks."""
         return [self._walk(chunks, at) for at in range(len(chunks))]
 
     def serve(self, chunks: Sequence[Block]) -> list[Match]:
-        """Look up every chunk of a prompt, and add the paths of those that have to be computed."""
+        """Look up every chunk of a prompt, and add the paths of those that must be computed."""
         matches: list[Match] = []
         in_place = self.encoding == "in_place"
         for at, chunk in enumerate(chunks):
@@ -93,12 +90,12 @@ class AlternativePath:
         return matches
 
     def add(self, chunk: Block, key: str) -> None:
-        """Add the path of a copy, replacing an earlier one of the chunk."""
+        """Add the path of a copy; it replaces an earlier copy of the chunk."""
         self.remove(chunk)
         self._copies[chunk.content], self._paths[key] = key, chunk.content
 
     def remove(self, chunk: Block) -> None:
-        """Remove a chunk, for example when its copy was evicted."""
+        """Remove a chunk, for example when its copy is evicted."""
         if (key := self._copies.pop(chunk.content, None)) is not None:
             del self._paths[key]
 
@@ -120,5 +117,5 @@ class AlternativePath:
 
 
 def chain_keys(fingerprint: str, dtype: torch.dtype, system: Sequence[Block] = ()) -> KeyOf:
-    """Return a function (chunk, path) -> store key (`store.keys`) for chunks behind a system prompt."""
+    """Return a function (chunk, path) -> store key (`store.keys`) for chunks that follow a system prompt."""
     return lambda chunk, path: key_of(fingerprint, dtype, chunk, [*system, *path])

@@ -1,6 +1,6 @@
-"""Copies of blocks from the host into the pages of a pool, and back, while the engine computes.
+"""Copy blocks from the host into the pages of a pool, and back, while the engine computes.
 
-On a GPU bytes are copied on one stream and written to their pages on another, so that copies overlap.
+On a GPU, one stream copies bytes to the device and another scatters them to pages, so both overlap.
 """
 
 from collections import deque
@@ -19,18 +19,18 @@ from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.store.files.packed import ALIGNED, PackedKV, layers_of, pack, within
 
-GROUP = 1 << 28  # bytes copied to the GPU at a time, and then put into pages
-STEPS = 8  # copies per block in a layerwise load: one per layer would be too many
-STAGED = 3  # groups in flight at a time
+GROUP = 1 << 28  # bytes copied to the GPU before they are scattered to pages
+STEPS = 8  # copies per block in a layerwise load; one per layer has too much overhead
+STAGED = 3  # groups in flight
 
 
 @dataclass(eq=False)
 class PagedBlock:
-    """A block in pages that were reserved for it.
+    """A block and the pages reserved for it.
 
     state     "filling" until its pages are written, then "there", or "empty" if it must be computed
-    settled   set once it is not "filling" any more
-    event     CUDA event behind its computation
+    settled   set when it is no longer "filling"
+    event     CUDA event recorded after its computation
     """
 
     cached: Cached
@@ -45,32 +45,32 @@ class PagedBlock:
 
 
 class PageCopies:
-    """Copies into the pages of `pool`; `lock` is held while copies begin, so that no CUDA graph is captured then."""
+    """Copies into the pages of `pool`; `lock` is held while copies are launched, to exclude CUDA graph capture."""
 
     def __init__(self, pool: Pool):
         self.pool, self.lock, self._turn = pool, Lock(), Lock()
         self._joined = layered(pool.keys), layered(pool.values)  # [L, H, S, D] if layers have one shape, else None
         cuda = pool.device.type == "cuda"
-        self.stream = torch.cuda.Stream(pool.device) if cuda else None  # for copies from the host
-        self._placing = torch.cuda.Stream(pool.device) if cuda else None  # for writing arrived groups to pages
-        self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the last groups written to pages
+        self.stream = torch.cuda.Stream(pool.device) if cuda else None  # host to device
+        self._placing = torch.cuda.Stream(pool.device) if cuda else None  # staging memory to pages
+        self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the latest groups on `_placing`
 
     def fill(
-        self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
+        self, kvs: Mapping[str, KV], blocks: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
     ) -> None:
-        """Copy blocks into their pages and return when they are there; with `arrived`, call it after each layer.
+        """Copy blocks into their pages and wait for completion; with `arrived`, call it after each layer.
 
-        Several callers copy one after the other, so that the first is done early.
+        Concurrent callers take turns, so that the first one finishes early.
         """
         layers = range(len(self.pool.keys))
         with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
             with self._turn:
                 if arrived is not None:
-                    self._copy_by_layer(kvs, held, arrived)
+                    self._copy_by_layer(kvs, blocks, arrived)
                     return
                 for group in _groups(kvs):
                     with self.lock:
-                        self._copy({key: kvs[key] for key in group}, held, layers)
+                        self._copy({key: kvs[key] for key in group}, blocks, layers)
                 done = None if self._placing is None else self._placing.record_event()
             if done is not None:
                 done.synchronize()
@@ -90,46 +90,46 @@ class PageCopies:
         return within(flat, layers_of(like), like).lock()
 
     def _copy_by_layer(
-        self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None]
+        self, kvs: Mapping[str, KV], blocks: Mapping[str, PagedBlock], arrived: Callable[[int], None]
     ) -> None:
-        """Copy a few adjacent layers at a time; each copy overlaps the wait for the preceding one."""
+        """Copy a few adjacent layers at a time; each copy overlaps the wait for the previous one."""
         count = len(self.pool.keys)
-        some = -(-count // STEPS)
+        step = -(-count // STEPS)
         copied: list[tuple[Any, range]] = []
-        for first in range(0, count, some):
-            layers = range(first, min(first + some, count))
+        for first in range(0, count, step):
+            layers = range(first, min(first + step, count))
             with self.lock:
-                self._copy(kvs, held, layers)
+                self._copy(kvs, blocks, layers)
             copied.append((None if self._placing is None else self._placing.record_event(), layers))
             if first:
-                _told(*copied[-2], arrived)
-        _told(*copied[-1], arrived)
+                _report(*copied[-2], arrived)
+        _report(*copied[-1], arrived)
 
-    def _copy(self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], layers: Sequence[int]) -> None:
-        """Copy adjacent layers of blocks; blocks of equal length are written to their pages together."""
+    def _copy(self, kvs: Mapping[str, KV], blocks: Mapping[str, PagedBlock], layers: Sequence[int]) -> None:
+        """Copy adjacent layers of blocks; blocks of equal length are scattered together."""
         for _, same in groupby(sorted(kvs, key=lambda key: len(kvs[key])), key=lambda key: len(kvs[key])):
             keys = list(same)
             packed = [kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self.stream is not None) for key in keys]
             for key, kv in zip(keys, packed, strict=True):
-                if (cached := held[key].cached).start != kv.start or len(cached) != len(kv):
-                    held[key].cached = replace(cached, length=len(kv), start=kv.start)
-            slots = self.pool.slots(*[held[key].cached for key in keys])
+                if (cached := blocks[key].cached).start != kv.start or len(cached) != len(kv):
+                    blocks[key].cached = replace(cached, length=len(kv), start=kv.start)
+            slots = self.pool.slots(*[blocks[key].cached for key in keys])
             self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
 
     def _put(self, packed: Sequence[PackedKV], slots: Tensor, layers: Sequence[int]) -> None:
         begin, end = packed[0].layers[layers[0]][0], packed[0].layers[layers[-1]][1]
         width = -(-(end - begin) // ALIGNED) * ALIGNED
         if len(self._placed) == STAGED:
-            self._placed.popleft().synchronize()  # its staging memory is free again
+            self._placed.popleft().synchronize()  # frees its staging memory
         staged = torch.empty(len(packed), width, dtype=torch.uint8, device=self.pool.device)
         for row, kv in zip(staged, packed, strict=True):
             row[: end - begin].copy_(kv.flat[begin:end], non_blocking=True)
-        with self._beside_copies(staged, slots):
+        with self._after_copies(staged, slots):
             self._place(packed, staged, slots, layers)
 
     @contextmanager
-    def _beside_copies(self, *used: Tensor) -> Iterator[None]:
-        """Run on a separate stream, behind the copies so far and concurrent with later ones."""
+    def _after_copies(self, *used: Tensor) -> Iterator[None]:
+        """Run on the stream `_placing`: after the copies so far, concurrent with later ones."""
         if self._placing is None or self.stream is None:
             yield
             return
@@ -142,11 +142,11 @@ class PageCopies:
 
     def _place(self, packed: Sequence[PackedKV], staged: Tensor, slots: Tensor, layers: Sequence[int]) -> None:
         like, begin = packed[0], packed[0].layers[layers[0]][0]
-        if (even := self._evenly(like, staged, layers)) is not None:
-            of_blocks = slots.view(len(packed), -1)
-            for joined, fresh in zip(self._joined, even, strict=True):
+        if (views := self._uniform_views(like, staged, layers)) is not None:
+            by_block = slots.view(len(packed), -1)
+            for joined, fresh in zip(self._joined, views, strict=True):
                 assert joined is not None
-                _words(joined[layers[0] : layers[-1] + 1])[:, :, of_blocks] = fresh
+                _words(joined[layers[0] : layers[-1] + 1])[:, :, by_block] = fresh
             return
         for layer in layers:
             at = like.layers[layer][0] - begin
@@ -155,7 +155,7 @@ class PageCopies:
                 pool.index_copy_(1, slots, fresh.transpose(0, 1).flatten(1, 2).to(pool.dtype))
                 at += x.nbytes
 
-    def _evenly(self, like: PackedKV, staged: Tensor, layers: Sequence[int]) -> list[Tensor] | None:
+    def _uniform_views(self, like: PackedKV, staged: Tensor, layers: Sequence[int]) -> list[Tensor] | None:
         """View staged blocks as keys and values [L, H, N, T, D']; None if layers or dtypes differ."""
         if self._joined[0] is None or self._joined[1] is None or like.keys[0].dtype != self._joined[0].dtype:
             return None
@@ -167,8 +167,8 @@ class PageCopies:
         return [_words(half.view(like.keys[0].dtype).unflatten(2, shape)).permute(1, 2, 0, 3, 4) for half in halves]
 
 
-def _told(copied: Any, layers: range, arrived: Callable[[int], None]) -> None:
-    """Report layers as arrived once they are copied."""
+def _report(copied: Any, layers: range, arrived: Callable[[int], None]) -> None:
+    """Wait for the event `copied`, then report its layers as arrived."""
     if copied is not None:
         copied.synchronize()
     for layer in layers:
@@ -176,12 +176,12 @@ def _told(copied: Any, layers: range, arrived: Callable[[int], None]) -> None:
 
 
 def _words(x: Tensor) -> Tensor:
-    """View x with 8-byte elements if possible, as fewer elements are copied faster."""
+    """View x with 8-byte elements if possible: fewer elements are copied faster."""
     return x.view(torch.int64) if x.shape[-1] * x.element_size() % 8 == 0 else x
 
 
 def _groups(kvs: Mapping[str, KV]) -> list[list[str]]:
-    """Group blocks to about GROUP bytes, with blocks of equal length adjacent."""
+    """Split blocks into groups of about GROUP bytes, with blocks of equal length adjacent."""
     groups: list[list[str]] = [[]]
     size = 0
     for key in sorted(kvs, key=lambda key: len(kvs[key])):

@@ -1,8 +1,8 @@
-"""The pages of a pool as the fastest tier: blocks that requests read in place.
+"""The pages of a pool as the fastest tier: requests read blocks in place.
 
 A request reserves pages for all its blocks and its own tokens at once, or none, so that two requests never wait for
-each other. Reserved blocks are not evicted until they are released. Loaders fill pages on a stream of their own while
-the engine computes; blocks that no tier holds are left empty, for the engine to compute.
+each other. Reserved blocks are pinned until they are released. Loaders fill pages on a separate stream while the engine
+computes; pages of blocks that no tier contains stay empty, and the engine computes them.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ from workbench.store.tiering.tiered_store import TieredStore
 
 
 class NoRoom(Exception):
-    """Raised where a request must wait until others have ended and given back pages."""
+    """Raised if a request must wait for others to finish and free their pages."""
 
 
 class PageTier(Books):
-    """Blocks in the pages of `pool`; evicted ones go to `behind`, unless it has them already.
+    """Blocks in the pages of `pool`; evicted blocks are demoted to `behind`, unless it has them already.
 
-    On a GPU, blocks come from page-locked memory in one copy each, and are written to their pages there. One thread
-    computes over them, on one stream; loaders wait for its events, so no other thread may give pages of this pool back.
+    On a GPU, a block is copied once from page-locked memory, then scattered to its pages on the device. One thread
+    computes over the pages, on one stream. Loaders wait for its events, so no other thread may free pages of this pool.
     """
 
     def __init__(self, pool: Pool, behind: TieredStore, name: str = "gpu"):
@@ -40,20 +40,20 @@ class PageTier(Books):
         super().__init__(name, self.pages * self.page_bytes)
         self.evictions, self._pins, self._promised = 0, Counter[str](), 0
         self.copies = PageCopies(pool)
-        self._held: dict[str, PagedBlock] = {}
+        self._blocks: dict[str, PagedBlock] = {}
         self._stream = self.copies.stream
 
     def reserve(self, blocks: Mapping[str, int], own: int) -> list[str]:
         """Reserve pages for blocks {key: tokens}, and promise `own` further pages.
 
-        Returns the keys that the caller must `fill`, or report by `missed`. Raises NoRoom where it must wait for other
-        requests, and BadInput where it cannot fit; nothing is reserved then.
+        Returns the keys that the caller must `fill` or report with `missed`. Raises NoRoom if the request must wait for
+        others, and BadInput if it cannot fit at all; nothing is reserved then.
         """
         size = self.pool.size
         if (needed := own + sum(-(-n // size) for n in blocks.values())) > self.pages:
             raise BadInput(f"{needed} pages are needed, the pool has {self.pages}: make it larger")
         with self.lock:
-            absent = [key for key in blocks if key not in self._held]
+            absent = [key for key in blocks if key not in self._blocks]
             self._pins.update(list(blocks))
             try:
                 self._make_room(own + sum(-(-blocks[key] // size) for key in absent))
@@ -63,105 +63,105 @@ class PageTier(Books):
             self._promised += own
             for key in absent:
                 cached = self.pool.cached(blocks[key])
-                self._held[key] = PagedBlock(cached)
-                self._entered(key, len(cached.pages) * self.page_bytes, 1)
+                self._blocks[key] = PagedBlock(cached)
+                self._add_entry(key, len(cached.pages) * self.page_bytes, 1)
             self.heat.use_all(blocks)
         return absent
 
     def admit(self, keys: Sequence[str], own: int) -> bool:
-        """Do what `reserve` does if all blocks are in pages already; else return False."""
+        """Reserve as `reserve` does if all blocks are in pages already; else return False."""
         with self.lock:
-            held = self._held
-            if not all((block := held.get(key)) is not None and block.state == "there" for key in keys):
+            blocks = self._blocks
+            if not all((block := blocks.get(key)) is not None and block.state == "there" for key in keys):
                 return False
-            self.reserve({key: len(held[key].cached) for key in keys}, own)
+            self.reserve({key: len(blocks[key].cached) for key in keys}, own)
         return True
 
     def release(self, keys: Iterable[str], own: int, used: Any = None) -> None:
-        """Release blocks and a promise of `own` pages; pages that were not filled are given back.
+        """Unpin blocks, free pages that were not filled, and take back a promise of `own` pages.
 
-        `used` is a CUDA event behind all work that may still read them; None: all work queued so far may.
+        `used` is a CUDA event recorded after all work that may still read them; None: after all work queued so far.
         """
         keys = list(keys)
         with self.lock:
             self._promised -= own
             self._unpin(keys)
             for key in keys:
-                if key not in self._pins and key in self._held and self._held[key].state != "there":
+                if key not in self._pins and key in self._blocks and self._blocks[key].state != "there":
                     self.drop(key)
-            if self._stream is not None:  # later copies may reuse their memory
+            if self._stream is not None:  # later copies may overwrite these pages
                 self._stream.wait_event(used if used is not None else torch.cuda.current_stream().record_event())
 
     def kept(self, own: int) -> None:
-        """Reduce the promise by `own` pages that were taken."""
+        """Reduce the promise by `own` pages that have been allocated."""
         self._promised -= own
 
     def fill(self, kvs: Mapping[str, KV], arrived: Callable[[int], None] | None = None) -> None:
         """Copy blocks into their reserved pages; with `arrived`, call it after each layer."""
-        self.copies.fill(kvs, self._held, arrived)
+        self.copies.fill(kvs, self._blocks, arrived)
         for key in kvs:
-            self._held[key].settle("there")
+            self._blocks[key].settle("there")
 
     def missed(self, keys: Iterable[str]) -> None:
         """Report that these blocks will not be filled and must be computed."""
         for key in keys:
-            self._held[key].settle("empty")
+            self._blocks[key].settle("empty")
 
     def wait(self, keys: Iterable[str]) -> None:
-        """Wait for blocks that other loaders fill."""
+        """Wait for blocks that other loaders are filling."""
         for key in keys:
-            if not (settled := self._held[key].settled).is_set():
+            if not (settled := self._blocks[key].settled).is_set():
                 settled.wait()
 
     def empty(self, keys: Iterable[str]) -> list[str]:
         """List the blocks that must be computed."""
-        return [key for key in keys if self._held[key].state == "empty"]
+        return [key for key in keys if self._blocks[key].state == "empty"]
 
     def encode(self, model: PreTrainedModel, blocks: Mapping[str, Block]) -> None:
-        """Encode blocks, each alone, into their reserved pages."""
+        """Encode blocks independently into their reserved pages."""
         with self.lock:
-            self.pool.encode(model, list(blocks.values()), [self._held[key].cached for key in blocks])
+            self.pool.encode(model, list(blocks.values()), [self._blocks[key].cached for key in blocks])
             for key in blocks:
                 if self._stream is not None:
-                    self._held[key].event = torch.cuda.Event()
-                    self._held[key].event.record()
-                self._held[key].settle("there")
+                    self._blocks[key].event = torch.cuda.Event()
+                    self._blocks[key].event.record()
+                self._blocks[key].settle("there")
 
     def cached(self, key: str) -> Cached:
-        """Return a block in its pages."""
-        return self._held[key].cached
+        """Return the pages of a block."""
+        return self._blocks[key].cached
 
     def get(self, key: str) -> KV | None:
-        """Copy a block from its pages to the host; None if it is not here."""
-        held = self._held.get(key)
-        if held is None or held.state != "there":
+        """Copy a block from its pages to the host; None if it is not in pages."""
+        block = self._blocks.get(key)
+        if block is None or block.state != "there":
             return None
-        if held.event is not None and self._stream is not None:
-            self._stream.wait_event(held.event)
+        if block.event is not None and self._stream is not None:
+            self._stream.wait_event(block.event)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            return self.copies.out(held.cached)
+            return self.copies.out(block.cached)
 
     def drop(self, key: str, evicted: bool = False) -> int:
-        """Remove a block and give its pages back; return how often it was used."""
-        if (held := self._held.pop(key, None)) is not None:
-            self.pool.give(held.cached)
-        return self._left(key, evicted)
+        """Remove a block and free its pages; return its use count."""
+        if (block := self._blocks.pop(key, None)) is not None:
+            self.pool.give(block.cached)
+        return self._remove_entry(key, evicted)
 
     def _make_room(self, pages: int) -> None:
         missing = pages + self._promised - self.pool.free
         if missing <= 0:
             return
         chosen: list[str] = []
-        for key in self.heat.coldest(lambda key: key not in self._pins and self._held[key].state == "there"):
+        for key in self.heat.coldest(lambda key: key not in self._pins and self._blocks[key].state == "there"):
             chosen.append(key)
-            missing -= len(self._held[key].cached.pages)
+            missing -= len(self._blocks[key].cached.pages)
             if missing <= 0:
                 break
         if missing > 0:
             raise NoRoom(f"{missing} pages more than {self.pages} are in use")
         for key in chosen:
             if key not in self.behind and (kv := self.get(key)) is not None:
-                with suppress(BadInput):  # larger than every budget: recomputed next time
+                with suppress(BadInput):  # exceeds every budget: recomputed next time
                     self.behind.put(key, kv)
             self.drop(key, evicted=True)
             self.evictions += 1

@@ -1,7 +1,7 @@
-"""Promotion and demotion in a chain of tiers: blocks move up when they are used and down when they are evicted.
+"""Promotion and demotion in a chain of tiers: blocks move up on use and down on eviction.
 
-The first tier is changed under its lock only, which is never held while a tier below is read or written. A block that
-is being demoted is found in `moving`. Lower tiers are written one block at a time, and read by any number of threads.
+The first tier is modified under its lock, which is never held while a tier below is read or written. Until a demoted
+block is written, it is found in `_moving`. Lower tiers are written one block at a time, and read by many threads.
 """
 
 import logging
@@ -21,14 +21,14 @@ from workbench.store.misses import Index, Miss, Reason, likeliest, why
 from workbench.store.tiering.tier import Tier
 
 log = logging.getLogger(__name__)
-REMEMBERED = 1 << 16  # dropped keys that are remembered as reasons of later misses
+REMEMBERED = 1 << 16  # maximum number of dropped keys kept to explain later misses
 
 
 class Chain:
-    """Tiers, the fastest first.
+    """A chain of tiers, the fastest first.
 
-    evictions   number of evicted blocks, by tier
-    clock       returns the time that evictions are noted with, in seconds since 1970
+    evictions   number of evicted blocks by tier
+    clock       returns the timestamp of evictions, in seconds since 1970
     """
 
     def __init__(self, tiers: Sequence[Tier], events: Events | None, clock: Callable[[], float] = time.time):
@@ -42,16 +42,16 @@ class Chain:
         self._dropped: OrderedDict[str, Miss] = OrderedDict()
 
     def above(self, key: str) -> KV | None:
-        """Return a block of the first tier, or one that is being demoted from it."""
+        """Return a block from the first tier, or one that is being demoted from it."""
         first = self.tiers[0]
         kv: KV | None = first.get(key)
         if kv is not None:
             first.use(key)
             return kv
-        return _restored(held) if (held := self._moving.get(key)) is not None else None
+        return _restored(stored) if (stored := self._moving.get(key)) is not None else None
 
     def below(self, key: str) -> tuple[KV, str] | None:
-        """Return a block of the lower tiers with the name of its tier, and promote it to the first tier."""
+        """Promote a block from a lower tier to the first; return it with the name of its tier."""
         for tier in self.tiers[1:]:
             with self._timed("read", key, tier) as about:
                 if (kv := tier.get(key)) is None:
@@ -65,12 +65,12 @@ class Chain:
         return None
 
     def enter(self, key: str, kv: KV, uses: int = 1) -> KV:
-        """Keep a block in the first tier, demoting others to make room, and return it as it is kept.
+        """Store a block in the first tier, demote others to make room, and return the stored form.
 
         A block that does not fit goes to the next tier.
         """
         first = self.tiers[0]
-        held = first.made(kv)
+        stored = first.made(kv)
         with self.lock, first.lock:
             self._index.add(key)
             self._dropped.pop(key, None)
@@ -78,12 +78,12 @@ class Chain:
                 uses += first.drop(key)
             victims = first.victims(first.needs(kv))
             kept = {victim: first.get(victim) for victim in victims or ()}
-            self._moving |= kept  # before they are removed, so that they are found meanwhile
+            self._moving |= kept  # before they are removed: look-ups must find them
             uses_of = {victim: first.drop(victim, evicted=True) for victim in kept}
             if victims is not None:
-                first.keep(key, held, uses)
+                first.keep(key, stored, uses)
             else:
-                self._moving[key] = held
+                self._moving[key] = stored
         for victim, moved in kept.items():
             self._evicted(first, victim, moved)
             self.lower(1, victim, moved, uses_of[victim])
@@ -92,10 +92,10 @@ class Chain:
         with self.lock:
             for left in (*kept, *([key] if victims is None else ())):
                 self._moving.pop(left, None)
-        return _restored(held)
+        return _restored(stored)
 
     def lower(self, level: int, key: str, kv: KV, uses: int = 1, only: bool = False) -> bool:
-        """Write a block to tier `level`, or to the next one that has room; with `only`, to this one or none."""
+        """Write a block to tier `level`, or the next one with room; with `only`, to this tier or none."""
         if level == len(self.tiers):
             self._gone(key)
             return False
@@ -104,43 +104,43 @@ class Chain:
             if key in tier:
                 return True
             victims = tier.victims(tier.needs(kv))
-            if victims is not None and self._pass_down(level, victims) and self._written(tier, key, kv, uses):
+            if victims is not None and self._demote(level, victims) and self._write(tier, key, kv, uses):
                 return True
         return False if only else self.lower(level + 1, key, kv, uses)
 
     def remove(self, key: str) -> None:
-        """Remove a block from the lower tiers, because it is written anew."""
+        """Remove a block from the lower tiers, because it is about to be rewritten."""
         for tier in self.tiers[1:]:
             with tier.lock:
                 if key in tier:
                     tier.drop(key)
 
     def check(self, kv: KV) -> None:
-        """Raise BadInput for a block that is larger than the budget of every tier."""
+        """Raise BadInput for a block that exceeds the budget of every tier."""
         if not any(tier.budget_bytes is None or tier.needs(kv) <= tier.budget_bytes for tier in self.tiers):
             budgets = ", ".join(f"{tier.name} {tier.budget_bytes:,}" for tier in self.tiers)
             raise BadInput(f"a block of {kv.nbytes:,} bytes is larger than every budget ({budgets} bytes)")
 
     def why(self, key: str) -> Miss:
-        """Return why no tier holds a block."""
+        """Return why no tier contains a block."""
         with self.lock:
             misses = [self._index.miss(key), *([self._dropped[key]] if key in self._dropped else [])]
         stores = (getattr(tier, "store", None) for tier in self.tiers)
         return likeliest(*misses, *(why(store, key) for store in stores if store is not None))
 
     def where(self, key: str) -> str | None:
-        """Return the name of the first tier that holds a block, without reading it; None: none does."""
+        """Return the name of the first tier that contains a block, without reading it; None if there is none."""
         if key in self._moving:
             return self.tiers[0].name
         return next((tier.name for tier in self.tiers if key in tier), None)
 
-    def _pass_down(self, level: int, keys: Sequence[str]) -> bool:
-        """Move blocks from a tier to the next one; return False if that failed."""
+    def _demote(self, level: int, keys: Sequence[str]) -> bool:
+        """Move blocks from a tier to the next one; return whether that succeeded."""
         tier = self.tiers[level]
         for key in keys:
             kv = tier.get(key) if level + 1 < len(self.tiers) else None
             if kv is not None:
-                self.lower(level + 1, key, kv)  # before it is dropped, so that it is found meanwhile
+                self.lower(level + 1, key, kv)  # before it is dropped: look-ups must find it
             try:
                 tier.drop(key, evicted=True)
             except (OSError, BadInput) as problem:  # a read-only folder
@@ -150,7 +150,7 @@ class Chain:
             self._gone(key, tier if kv is None else None)
         return True
 
-    def _written(self, tier: Tier, key: str, kv: KV, uses: int) -> bool:
+    def _write(self, tier: Tier, key: str, kv: KV, uses: int) -> bool:
         with self._timed("write", key, tier) as about:
             try:
                 tier.keep(key, tier.made(kv), uses)
@@ -164,7 +164,7 @@ class Chain:
 
     @contextmanager
     def _timed(self, what: Literal["read", "write"], key: str, tier: Tier) -> Iterator[dict[str, Any]]:
-        """Record a span with the yielded dictionary as details; clear it to record nothing."""
+        """Record a span with the yielded dictionary as its fields; clear the dictionary to record nothing."""
         at, about = self.events.now() if self.events is not None else 0.0, dict[str, Any](key=str(key), tier=tier.name)
         yield about
         if self.events is not None and about:
@@ -177,13 +177,13 @@ class Chain:
             self.events.add("evict", key=str(key), tier=tier.name, bytes=0 if kv is None else kv.nbytes)
 
     def _gone(self, key: str, tier: Tier | None = None) -> None:
-        """Note that a block has left the last tier, with time and reason."""
+        """Record time and reason of a block's eviction from the last tier."""
         with self.lock:
             if any(key in other for other in self.tiers):
                 return
             self._index.remove(key)
             if key in self._dropped and tier is None:
-                return  # the reason was noted when a tier could not keep it
+                return  # recorded when a tier could not keep it
             of, at = tier or self.tiers[-1], datetime.fromtimestamp(self.clock(), UTC)
             self._note(
                 key, "evicted", f"{at:%Y-%m-%d %H:%M:%S} UTC, to make room in {of.name} ({of.budget_bytes} bytes)"
@@ -196,6 +196,6 @@ class Chain:
                 self._dropped.popitem(last=False)
 
 
-def _restored(held: Any) -> KV:
-    kv: KV = held.restore() if hasattr(held, "restore") else held
+def _restored(stored: Any) -> KV:
+    kv: KV = stored.restore() if hasattr(stored, "restore") else stored
     return kv

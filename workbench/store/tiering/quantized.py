@@ -1,7 +1,6 @@
-"""Cached blocks in 8 bits: keys with a scale for each channel, values with a scale for each token.
+"""Int8 KV: per-channel scales for keys, per-token scales for values; symmetric.
 
-Keys have channels that are large in all tokens, values have none (KIVI, arXiv:2402.02750, figure 2), so keys are scaled
-by channel of a head and values by token. Rounding is symmetric.
+Keys have channels that are large for all tokens, values have none (KIVI, arXiv:2402.02750, figure 2).
 """
 
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ LEVELS = 127
 
 @dataclass(frozen=True)
 class QuantizedKV:
-    """KV in 8 bits, for each layer: `keys` and `values` [H, T, D] int8, with fp32 scales [H, 1, D] and [H, T, 1]."""
+    """Int8 KV, per layer: `keys` and `values` [H, T, D] int8, with fp32 scales [H, 1, D] and [H, T, 1]."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -31,25 +30,25 @@ class QuantizedKV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers and their scales."""
+        """Bytes, including scales."""
         return sum(x.nbytes for x in self.tensors())
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors."""
+        """Yield all tensors, including scales."""
         for part in (self.keys, self.values, self.key_scales, self.value_scales):
             yield from part
 
     def restore(self) -> KV:
-        """Return read-only KV in the original dtype."""
-        keys = [_restored(x, scale, self.dtype) for x, scale in zip(self.keys, self.key_scales, strict=True)]
-        values = [_restored(x, scale, self.dtype) for x, scale in zip(self.values, self.value_scales, strict=True)]
+        """Dequantize to read-only KV in the original dtype."""
+        keys = [_dequantized(x, scale, self.dtype) for x, scale in zip(self.keys, self.key_scales, strict=True)]
+        values = [_dequantized(x, scale, self.dtype) for x, scale in zip(self.values, self.value_scales, strict=True)]
         return KV(keys, values, self.start).lock()
 
 
 def quantize(kv: KV) -> QuantizedKV:
-    """Round KV to 8 bits. Raises BadInput for values that are not finite."""
-    keys, key_scales = zip(*(_rounded(x, 1) for x in kv.keys), strict=True)
-    values, value_scales = zip(*(_rounded(x, 2) for x in kv.values), strict=True)
+    """Quantize KV to int8. Raises BadInput for values that are not finite."""
+    keys, key_scales = zip(*(_quantized(x, 1) for x in kv.keys), strict=True)
+    values, value_scales = zip(*(_quantized(x, 2) for x in kv.values), strict=True)
     dtype = kv.keys[0].dtype
     return QuantizedKV(list(keys), list(values), list(key_scales), list(value_scales), dtype, kv.start)
 
@@ -61,13 +60,13 @@ def check_storage(storage: str) -> None:
 
 
 def size_in_bytes(kv: KV) -> int:
-    """Return the bytes that `quantize(kv)` takes."""
+    """Return the size of `quantize(kv)` in bytes."""
     numbers = sum(x.numel() for x in kv.tensors())
     keys, values = (sum(x.shape[0] * x.shape[axis] for x in part) for part, axis in ((kv.keys, 2), (kv.values, 1)))
     return numbers + 4 * (keys + values)
 
 
-def _rounded(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
+def _quantized(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     """Return x [H, T, D] in int8, and scales shared along the axis `over`."""
     exact = x.detach().float()
     largest = exact.abs().amax(over, keepdim=True)
@@ -77,5 +76,5 @@ def _rounded(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
     return (exact / scale).round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
 
 
-def _restored(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _dequantized(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (x.float() * scale).to(dtype)

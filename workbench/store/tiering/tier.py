@@ -1,13 +1,12 @@
-"""Tiers of cached blocks, each with a budget of bytes: host memory, a folder, a remote.
+"""Tiers of cached blocks, each with a budget in bytes: host memory, a folder, a remote store.
 
-Each is a `Tier`, as are the pages of a GPU (`workbench.store.tiering.pages`). A tier counts the bytes and uses of its
-blocks and moves single blocks in and out; `workbench.store.tiering.tiered_store` decides what goes where.
+A `Tier` accounts for the bytes and uses of its blocks and moves single blocks in and out, as do the pages of a GPU
+(`workbench.store.tiering.pages`). `workbench.store.tiering.tiered_store` decides what goes where.
 
 Eviction policy: LFU with dynamic aging, LFU-DA (Arlitt et al., "Evaluating Content Management Techniques for Web Proxy
-Caches", 2000). The heat of an entry is the number of its uses plus the heat that the last evicted entry had at the
-entry's last use. So an entry that was used often cools down as others come and go. Of equal entries, the one that was
-used longest ago is evicted first. Packages (cachetools, theine, cacheout) have no policy that weighs by bytes and skips
-pinned entries.
+Caches", 2000). The heat of an entry is its use count plus the heat of the last evicted entry at the time of the entry's
+last use, so entries that were once popular cool down. Ties are broken by last use, oldest first. Packages (cachetools,
+theine, cacheout) have no policy that accounts for bytes and skips pinned entries.
 """
 
 import heapq
@@ -26,9 +25,9 @@ from workbench.store.tiering.quantized import QuantizedKV, Storage, check_storag
 
 
 class Heat:
-    """The heat of keys, by which they are evicted.
+    """The heat of keys: the coldest are evicted first.
 
-    `use` may be called from any thread; everything else from one thread at a time.
+    `use` may be called from any thread; the other methods from one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -49,11 +48,11 @@ class Heat:
             heapq.heapify(self._heap)
 
     def use(self, key: str) -> None:
-        """Count a use of a key; an unknown one is ignored."""
+        """Count a use of a key; unknown keys are ignored."""
         self.use_all((key,))
 
     def use_all(self, keys: Iterable[str]) -> None:
-        """Count a use of each key; unknown ones are ignored."""
+        """Count a use of each key; unknown keys are ignored."""
         with self._lock:
             for key in keys:
                 if (uses := self._uses.get(key)) is not None:
@@ -61,7 +60,7 @@ class Heat:
                     self._heat[key] = self.age + uses + 1, next(self._clock)
 
     def remove(self, key: str, evicted: bool = False) -> int:
-        """Remove a key and return how often it was used; with `evicted`, age the others."""
+        """Remove a key and return its use count; with `evicted`, age the others."""
         with self._lock:
             heat, _ = self._heat.pop(key, (self.age, 0))
             if evicted:
@@ -90,18 +89,18 @@ class Heat:
                 heapq.heappush(self._heap, entry)
 
     def of(self, key: str) -> float:
-        """Return the heat of a key, 0 for an unknown one."""
+        """Return the heat of a key; 0 for an unknown key."""
         return self._heat.get(key, (0.0, 0))[0]
 
     def __len__(self) -> int:
         return len(self._heat)
 
 
-Held = KV | QuantizedKV  # a block as a tier keeps it
+Stored = KV | QuantizedKV  # stored form of a block
 
 
 class Books:
-    """Bookkeeping of a tier: the bytes of its entries, and their heat."""
+    """Accounting of a tier: bytes and heat of its entries."""
 
     def __init__(self, name: str, budget_bytes: int | None):
         if budget_bytes is not None and budget_bytes <= 0:
@@ -113,7 +112,7 @@ class Books:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its entries."""
+        """Total size of its entries in bytes."""
         return self._bytes
 
     def use(self, key: str) -> None:
@@ -121,11 +120,11 @@ class Books:
         self.heat.use(key)
 
     def missing(self, size: int) -> int:
-        """Return how many bytes must be evicted to add `size`; 0 or less: none."""
+        """Return how many bytes must be evicted to add `size` bytes; none if it is 0 or less."""
         return 0 if self.budget_bytes is None else self._bytes + size - self.budget_bytes
 
     def victims(self, size: int) -> list[str] | None:
-        """Return the coldest keys that must be evicted to add `size` bytes; None if that is not enough."""
+        """Return the coldest keys, whose eviction makes room for `size` bytes; None if all together do not."""
         needed, chosen = self.missing(size), list[str]()
         if needed > 0:
             for key in self.heat.coldest():
@@ -144,13 +143,13 @@ class Books:
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._sizes))
 
-    def _entered(self, key: str, size: int, uses: int) -> None:
-        self._left(key)
+    def _add_entry(self, key: str, size: int, uses: int) -> None:
+        self._remove_entry(key)
         self._sizes[key] = size
         self._bytes += size
         self.heat.add(key, uses)
 
-    def _left(self, key: str, evicted: bool = False) -> int:
+    def _remove_entry(self, key: str, evicted: bool = False) -> int:
         self._bytes -= self._sizes.pop(key, 0)
         return self.heat.remove(key, evicted)
 
@@ -160,15 +159,15 @@ class Tier(Books, ABC):
 
     @abstractmethod
     def needs(self, kv: KV) -> int:
-        """Return the bytes that `kv` takes here."""
+        """Return the size of `kv` in this tier, in bytes."""
 
     @abstractmethod
     def made(self, kv: KV) -> Any:
-        """Return `kv` in the form in which it is kept here, read-only."""
+        """Convert `kv` to the form in which this tier stores it, read-only."""
 
     @abstractmethod
-    def keep(self, key: str, held: Any, uses: int = 1) -> None:
-        """Keep what `made` returned; there is room for it."""
+    def keep(self, key: str, stored: Any, uses: int = 1) -> None:
+        """Store the result of `made`; the caller has made room for it."""
 
     @abstractmethod
     def get(self, key: str) -> Any:
@@ -176,15 +175,15 @@ class Tier(Books, ABC):
 
     @abstractmethod
     def drop(self, key: str, evicted: bool = False) -> int:
-        """Forget a block; return how often it was used."""
+        """Remove a block; return its use count."""
 
 
 class HostTier(Tier):
-    """Blocks in this machine's memory.
+    """Blocks in host memory.
 
-    storage   "as cached", or "int8" (`quantized`): half the bytes of bfloat16, with rounding; its effect on answers is
-              measured in data/benchmarks/store_int8.py
-    pinned    keep blocks in page-locked memory, from which a GPU copies directly (without a GPU: ordinary memory)
+    storage   "as cached", or "int8" (`quantized`): half the bytes of bfloat16, lossy; data/benchmarks/store_int8.py
+              measures the effect on answers
+    pinned    store blocks in page-locked memory, from which a GPU copies directly (without a GPU: ordinary memory)
     """
 
     def __init__(
@@ -199,10 +198,10 @@ class HostTier(Tier):
             raise BadInput("storage 'int8' is not page-locked: blocks are restored on the host before they are copied")
         super().__init__(name, budget_bytes)
         self.storage, self.pinned = storage, pinned
-        self._held: dict[str, Held] = {}
+        self._blocks: dict[str, Stored] = {}
 
-    def made(self, kv: KV) -> Held:
-        """Return `kv` as it is kept: rounded or page-locked, itself if it is in read-only memory, else a copy."""
+    def made(self, kv: KV) -> Stored:
+        """Return the stored form of `kv`: quantized or page-locked; else `kv` itself if it is read-only, or a copy."""
         if self.storage == "int8":
             return quantize(kv)
         if self.pinned:
@@ -210,33 +209,33 @@ class HostTier(Tier):
         return owned(kv)
 
     def needs(self, kv: KV) -> int:
-        """Return the bytes that `kv` takes here."""
+        """Return the size of `kv` in this tier, in bytes."""
         if self.storage == "int8":
             return size_in_bytes(kv)
         return layers_of(kv)[-1][1] if self.pinned else kv.nbytes
 
-    def keep(self, key: str, held: Held, uses: int = 1) -> None:
-        """Keep what `made` returned; there is room for it."""
-        self._entered(key, held.nbytes if isinstance(held, QuantizedKV) else self.needs(held), uses)
-        self._held[key] = held
+    def keep(self, key: str, stored: Stored, uses: int = 1) -> None:
+        """Store the result of `made`; the caller has made room for it."""
+        self._add_entry(key, stored.nbytes if isinstance(stored, QuantizedKV) else self.needs(stored), uses)
+        self._blocks[key] = stored
 
     def get(self, key: str) -> KV | None:
-        """Return the block under `key`, restored where it was rounded, or None."""
-        held = self._held.get(key)
-        return held.restore() if isinstance(held, QuantizedKV) else held
+        """Return the block under `key`, dequantized if necessary, or None."""
+        stored = self._blocks.get(key)
+        return stored.restore() if isinstance(stored, QuantizedKV) else stored
 
     def drop(self, key: str, evicted: bool = False) -> int:
-        """Forget a block; return how often it was used."""
-        self._held.pop(key, None)
-        return self._left(key, evicted)
+        """Remove a block; return its use count."""
+        self._blocks.pop(key, None)
+        return self._remove_entry(key, evicted)
 
 
 class StoreTier(Tier):
-    """Blocks in a store with `get`, `put` and `remove`: a `FolderStore`, or one of a remote.
+    """Blocks in a store with `get`, `put` and `remove`: a `FolderStore` or a `RemoteStore`.
 
-    Blocks that the store holds already count at once if it has `size_of` or there is a budget, else from when they are
-    read. Bytes are those of keys and values, without file headers. Raises BadInput where the store holds more than the
-    budget; existing blocks are not removed.
+    Existing blocks count at once if the store has `size_of` or there is a budget, else when they are first read. Bytes
+    are those of keys and values, without file headers. Raises BadInput if existing blocks exceed the budget; they are
+    not removed.
     """
 
     def __init__(self, store: Store, budget_bytes: int | None = None, name: str = "disk"):
@@ -244,9 +243,9 @@ class StoreTier(Tier):
         if budget_bytes is not None and not hasattr(store, "remove"):
             raise BadInput(f"{type(store).__name__} removes no blocks, so {name} can have no budget")
         self.store = store
-        listed = store.listed() if hasattr(store, "listed") else {}  # of a remote store, in one request
+        listed = store.listed() if hasattr(store, "listed") else {}  # one request to a remote store
         for key in listed or (store if isinstance(store, Iterable) else ()):
-            self._entered(key, listed[key] if key in listed else self._stored(key), 1)
+            self._add_entry(key, listed[key] if key in listed else self._stored(key), 1)
         if budget_bytes is not None and self._bytes > budget_bytes:
             raise BadInput(f"{name} holds {self._bytes} bytes of blocks already, and its budget is {budget_bytes}")
 
@@ -255,35 +254,35 @@ class StoreTier(Tier):
         return kv
 
     def needs(self, kv: KV) -> int:
-        """Return the bytes of a block."""
+        """Return the size of `kv` in bytes."""
         return kv.nbytes
 
-    def keep(self, key: str, held: KV, uses: int = 1) -> None:
-        """Write a block; there is room for it."""
-        self.store.put(key, held)
-        self._entered(key, held.nbytes, uses)
+    def keep(self, key: str, stored: KV, uses: int = 1) -> None:
+        """Write a block; the caller has made room for it."""
+        self.store.put(key, stored)
+        self._add_entry(key, stored.nbytes, uses)
 
     def get(self, key: str) -> KV | None:
-        """Return a block or None; a damaged block, or one that another process removed, no longer counts."""
+        """Return a block or None; a block that is damaged, or removed by another process, no longer counts."""
         kv = self.store.get(key)
-        if (None if kv is None else kv.nbytes) != self._sizes.get(key):  # changed or removed by a different process
+        if (None if kv is None else kv.nbytes) != self._sizes.get(key):  # changed or removed by another process
             with self.lock:
                 if kv is None:
-                    self._left(key)
+                    self._remove_entry(key)
                 elif self.missing(kv.nbytes) <= 0:
-                    self._entered(key, kv.nbytes, 1)
+                    self._add_entry(key, kv.nbytes, 1)
         return kv
 
     def drop(self, key: str, evicted: bool = False) -> int:
-        """Remove a block; return how often it was used. Raises BadInput where the store removes none."""
+        """Remove a block; return its use count. Raises BadInput if the store cannot remove blocks."""
         if key in self._sizes:
             if (remove := getattr(self.store, "remove", None)) is None:
                 raise BadInput(f"{type(self.store).__name__} removes no blocks: {key} stays")
             remove(key)
-        return self._left(key, evicted)
+        return self._remove_entry(key, evicted)
 
     def _stored(self, key: str) -> int:
-        """Return the bytes of a stored block; 0 if they are unknown and not needed, without a budget."""
+        """Return the size of a stored block in bytes; 0 if it is unknown and there is no budget."""
         if hasattr(self.store, "size_of"):
             return int(self.store.size_of(key))
         kv = None if self.budget_bytes is None else self.store.get(key)

@@ -1,7 +1,7 @@
-"""One store over several tiers: hot blocks in fast tiers, cold ones in slow tiers.
+"""One store over several tiers: hot blocks in fast tiers, cold blocks in slow tiers.
 
-A block that is used is promoted; the coldest blocks are demoted to make room, and evicted from the last tier. A copy in
-a lower tier stays there, so that demotion costs nothing later.
+A hit promotes its block. The coldest blocks are demoted to make room, and evicted from the last tier. Promotion leaves
+the copy in the lower tier, so a later demotion costs nothing.
 """
 
 import time
@@ -20,13 +20,13 @@ from workbench.store.stats import Stats
 from workbench.store.tiering.promotion import Chain
 from workbench.store.tiering.tier import Tier
 
-RECENT = 256  # last misses kept in full
+RECENT = 256  # number of latest misses kept with their details
 Write = Literal["back", "through"]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A block, and the name of the tier it was found in."""
+    """A block, and the name of the tier that it was found in."""
 
     kv: KV
     tier: str
@@ -35,11 +35,11 @@ class Found:
 class TieredStore:
     """A store over `tiers`, the fastest first; thread-safe.
 
-    write     "back": a new block is kept in the first tier, and demoted when it is cold; "through": it is also written
-              to the lower tiers at once
-    loaders   number of threads with which `find_all` reads
+    write     "back": a new block is stored in the first tier, and demoted when it is cold; "through": it is also
+              written to the lower tiers at once
+    loaders   number of threads that read in `find_all`
     events    recorder of hits, misses, reads, writes and evictions
-    clock     returns the time that evictions are noted with, in seconds since 1970
+    clock     returns the timestamp of evictions, in seconds since 1970
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TieredStore:
         return None if found is None else found.kv
 
     def find(self, key: str, request: str = "") -> Found | None:
-        """Return the block under `key` with its tier, or None; wait for a block that is being promoted."""
+        """Return the block under `key` with its tier, or None; waits if the block is being promoted."""
         found = self._fetch(key)
         if found is None:
             self._missed(self.why(key), request)
@@ -93,9 +93,9 @@ class TieredStore:
                 future.cancel()
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`. Raises BadInput where it is larger than the budget of every tier."""
+        """Store `kv` under `key`. Raises BadInput if it exceeds the budget of every tier."""
         self.chain.check(kv)
-        if identity_of(key) is None:  # else the key fixes the content, and lower tiers are valid
+        if identity_of(key) is None:  # not a content key: copies in lower tiers may be outdated
             self.chain.remove(key)
         kept = self.chain.enter(key, kv)
         for tier in self.tiers[1:]:
@@ -105,15 +105,15 @@ class TieredStore:
             self.chain.lower(level, key, kept, only=True)
 
     def where(self, key: str) -> str | None:
-        """Return the name of the first tier that holds a block, without reading it; None: none does."""
+        """Return the name of the first tier that contains a block, without reading it; None if there is none."""
         return self.chain.where(key)
 
     def why(self, key: str) -> Miss:
-        """Return why `find(key)` finds nothing."""
+        """Return why `find(key)` misses."""
         return self.chain.why(key)
 
     def close(self) -> None:
-        """End the reading threads."""
+        """Shut down the reading threads."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
             self._threads = None
@@ -140,7 +140,7 @@ class TieredStore:
             )
 
     def by_tier(self) -> list[dict[str, Any]]:
-        """Return one row a tier: {tier, budget, bytes, blocks, hits, read, evictions}; `read` are bytes of hits."""
+        """Return one row per tier: {tier, budget, bytes, blocks, hits, read, evictions}; `read` is in bytes of hits."""
         with self._lock:
             return [
                 {
@@ -168,7 +168,7 @@ class TieredStore:
             return self._threads
 
     def _fetch(self, key: str) -> Found | None:
-        """Find a block, without counting, and move it up; concurrent requests for one block share a read."""
+        """Find and promote a block, without counting; concurrent requests for a block share one read."""
         if (kv := self.chain.above(key)) is not None:
             return Found(kv, self.tiers[0].name)
         with self._lock:
@@ -178,7 +178,7 @@ class TieredStore:
             return future.result()
         try:
             below = self.chain.below(key)
-            above = self.chain.above(key) if below is None else None  # a different thread may have moved it up
+            above = self.chain.above(key) if below is None else None  # another thread may have promoted it
             found = Found(*below) if below else Found(above, self.tiers[0].name) if above is not None else None
             mine.set_result(found)
             return found
