@@ -107,7 +107,7 @@ class PageOwners:
         numbers = whole_numbers("pages", pages).astype(np.int64)
         if ((numbers <= SCRATCH) | (numbers >= self.pages)).any():
             odd = next(int(n) for n in numbers if not SCRATCH < n < self.pages)
-            what = "page 0 is the scratch page" if odd == SCRATCH else f"page {odd} is not of this pool"
+            what = "page 0 is scratch" if odd == SCRATCH else f"page {odd} is not of this pool"
             raise BadInput(f"{what}: its pages are 1 to {self.pages - 1}")
         now = self.generation[numbers]
         if not (now & 1).all():
