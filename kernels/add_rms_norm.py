@@ -1,10 +1,10 @@
-"""Fused residual add and RMSNorm: one pass over rows that torch reads and writes five times.
+"""Fused residual add + RMSNorm: one pass instead of five.
 
     add_rms_norm(x [R, C], weight [C], eps, residual [R, C] or None) -> [2, R, C], dtype of `weight`
 
-Plane 0 is `x + residual`, plane 1 its root mean square norm (arXiv:1910.07467) times `weight`. As in transformers, the
-sum is rounded before it is squared, and the norm before it is weighted; squares are summed in fp32. `x` may also be
-[S, R, C], partial sums over S that are added up here (`few_rows_linear`).
+Plane 0 is `x + residual`, plane 1 its RMSNorm (arXiv:1910.07467) times `weight`. As in transformers, the sum is rounded
+before it is squared, and the norm before it is weighted; squares are summed in fp32. `x` may also be [S, R, C], split-K
+parts that are summed here (`few_rows_linear`).
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def _add_rms_norm(
     x, residual, weight, out, rows, x_part, x_row, residual_row, eps, PARTS: tl.constexpr, C: tl.constexpr, CP:
     tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row."""
+    """Process one row."""
     row, col = tl.program_id(0).to(tl.int64), tl.arange(0, CP)
     inside = col < C
     w = tl.load(weight + col, mask=inside, other=0.0)  # loaded early: weights do not depend on the preceding kernel
@@ -66,7 +66,7 @@ def launch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 def cases(
     device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[Tensor, Tensor, float, Tensor | None]]:
-    """Yield arguments to compare `launch` with `reference`: widths that are no power of two, one row, strided rows."""
+    """Yield arguments to compare `launch` with `reference`: odd widths, one row, strided rows."""
     for rows, width in ((1, 64), (5, 576), (17, 4096), (3, 80)):
         seed = torch.Generator().manual_seed(rows + width)
         x, residual, wide = (torch.randn(rows, n, generator=seed).to(device, dtype) for n in (width, width, 2 * width))

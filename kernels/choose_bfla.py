@@ -3,13 +3,13 @@
     choose_bfla(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, flat)
         -> [B, Hq, I, J] bool: row tile i of head h attends to key tile j, of `rule.tile` tokens each
 
-Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a GQA
-group keep the union of their choices. The score of two blocks is the largest product of a vector (`flat` tokens) of one
-with a vector of the other (`workbench.core.tiling.tile_selection.bfla`); the rule says what is kept
+Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered tokens. Heads of a
+GQA group keep the union of their selections. The score of two blocks is the largest product of a vector (`flat` tokens)
+of one with a vector of the other (`workbench.core.tiling.tile_selection.bfla`); `rule` selects tiles by it
 (`workbench.core.tiling.tile_selection.TileRule`).
 
-Only one fp32 score for each pair of blocks is written: the products are a matrix product whose tiles are reduced to the
-largest of each pair in registers. Tiles ahead of all rows are not computed.
+Only one fp32 score per pair of blocks is written: tiles of the matrix product are reduced to the maximum of each pair
+in registers. Tiles in the future of all rows are skipped.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
 
 def configure(dtype: torch.dtype) -> Config:
-    """Return the launch shape of the product: vectors of queries and of keys in a tile."""
+    """Return the launch configuration of the product: vectors of queries and of keys in a tile."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1, descriptors=True)
     return Config(128, 128, 8, 3, descriptors=True)
@@ -54,7 +54,7 @@ def _score(
     tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
     end = tl.minimum((tile + 1) * BLOCK_M * FLAT, count)
     last = tl.load(rows + request.to(tl.int64) * count + end - 1)
-    if tile_n * BLOCK_N * FLAT <= last:  # else no row sees the tile, and no kernel reads the scores
+    if tile_n * BLOCK_N * FLAT <= last:  # else the tile is masked, and no kernel reads its scores
         queries = (q, q_tiles, head, tile * BLOCK_M, count, q_batch, q_head, q_token)
         their_keys = (keys, key_tiles, head // GROUP, tile_n * BLOCK_N, length, key_batch, key_head, key_token)
         logits = products(request, queries, their_keys, FLAT, False, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N)
@@ -81,12 +81,12 @@ def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int, *, 
     """Run the Triton kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("choose_bfla")
     config = config or configure(q.dtype)
-    scores = _launch(config, rows_first(q), rows_first(keys), rows.contiguous(), rule.block, flat)
+    scores = _scores(config, rows_first(q), rows_first(keys), rows.contiguous(), rule.block, flat)
     return carry_out(scores, rows, keys.shape[2], rule, q.shape[1] // keys.shape[1], logits=True)
 
 
-def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
-    """[B, Hq, Lq, Lkv] fp32: `tile_selection.bfla`, unwritten where no row sees the block."""
+def _scores(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
+    """Compute `tile_selection.bfla` [B, Hq, Lq, Lkv] (fp32); masked blocks are unwritten."""
     batch, heads, count, width = q.shape
     length, groups, channels = keys.shape[2], block // flat, _choose_vectors.step(q)
     row_blocks, key_blocks = -(-count // block), -(-length // block)

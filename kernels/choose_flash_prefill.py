@@ -1,15 +1,15 @@
-"""FlashPrefill's selection of key blocks: every query is compared with the mean key of every block.
+"""FlashPrefill's selection of key blocks, by the products of queries and mean keys of blocks.
 
     choose_flash_prefill(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule)
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
-Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score is
-the log of a sum over the rows of a block (`core.tiling.tile_selection.flash_prefill`); the rule says what is kept
-(`core.tiling.tile_selection.TileRule`). One fp32 score for each pair of blocks is written, no logit of a row.
+Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered tokens. The score is
+a log-sum-exp over the rows of a block (`core.tiling.tile_selection.flash_prefill`); `rule` selects blocks by it
+(`core.tiling.tile_selection.TileRule`). Only one fp32 score per pair of blocks is written.
 
-Mean keys are fp32. Beside 16-bit queries a mean is multiplied as the sum of two 16-bit numbers, so that logits have
-16 bits or more of fp32's mantissa. Reading all keys for their means is most of the work of a short chunk; `pooled`
-keeps means from chunk to chunk, so that only the chunk's own keys are read.
+Mean keys are fp32. For 16-bit queries a mean is multiplied as the sum of two 16-bit numbers, so logits have 16 bits or
+more of fp32's mantissa. For a short chunk, reading all keys for their means is most of the work; `pooled` keeps means
+from chunk to chunk, so only the chunk's own keys are read.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ from workbench.kernels._shared.triton_import import jit, need_triton, padded_wid
 
 __all__ = ["Means", "cases", "configure", "launch", "pooled", "reference", "takes"]
 
-MOST = 256  # maximum number of tokens per block
+MOST = 256  # maximum tokens per block
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @dataclass(frozen=True, eq=False)
 class Means:
-    """Mean keys [B, H, P, D'] of blocks of `block` tokens, as `high` + `low` (one tensor where keys are fp32)."""
+    """Mean keys [B, H, P, D'] of blocks of `block` tokens, as `high` + `low` (one tensor for fp32 keys)."""
 
     high: Tensor
     low: Tensor
@@ -41,7 +41,7 @@ class Means:
 
 
 def configure(dtype: torch.dtype, block: int) -> Config:
-    """Return the launch shape of the scores: rows of a block, mean keys of a step."""
+    """Return the launch configuration of the scores: rows of a block, mean keys of a step."""
     rows = max(16, triton.next_power_of_2(block))
     if dtype == torch.float32:
         return Config(rows, 32, 4, 1)
@@ -95,9 +95,9 @@ def _score(
     x = tl.load(x_at, mask=inside[:, None] & (col < D)[None, :], other=0.0)
     means = (request * (heads // GROUP) + head // GROUP) * places * DP
     score += ((request * heads + head) * tl.num_programs(0) + i) * blocks
-    seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that the last row sees in whole
-    clear = (at_row + 1) // BLOCK  # blocks that each row sees in whole
-    x = tl.trans(x)  # rows become columns of the product, so that sums over rows stay within a warp
+    seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that are fully visible to the last row
+    clear = (at_row + 1) // BLOCK  # blocks that are fully visible to each row
+    x = tl.trans(x)  # rows become columns of the product: sums over rows stay within a warp
     for first in tl.range(0, seen, BLOCK_N):
         j = first + tl.arange(0, BLOCK_N)
         k_at = means + j.to(tl.int64)[:, None] * DP + col[None, :]
@@ -136,7 +136,7 @@ def launch(
 
 
 def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: Means) -> Tensor:
-    """[B, Hq, I, J] fp32: `tile_selection.flash_prefill`; unwritten where no row sees a block in whole."""
+    """Compute `tile_selection.flash_prefill` [B, Hq, I, J] (fp32); unwritten if no row attends to the whole block."""
     batch, heads, count, width = q.shape
     block, split, (places, wide) = means.block, q.dtype != torch.float32, means.high.shape[2:]
     blocks = -(-shape[2] // block)
@@ -153,7 +153,7 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int | Te
     """Return mean keys of the blocks of keys [B, H, T, D], allocated for a cache of `capacity` tokens.
 
     `means` of an earlier chunk are updated in place from the block of token `first` on; earlier keys are not read.
-    `first` may also be consecutive rows [R] on the device: then the blocks that hold them are updated.
+    `first` may also be consecutive rows [R] on the device: then their blocks are updated.
     """
     need_triton("choose_flash_prefill")
     keys = rows_first(keys)

@@ -1,13 +1,13 @@
-"""QUOKA's selection of tokens (arXiv:2602.08722, algorithm 1): those with the largest scores for a chunk's queries.
+"""QUOKA's token selection (arXiv:2602.08722, algorithm 1): the tokens with the largest scores for a chunk's queries.
 
     choose_quoka(votes [B, H, V, D] fp32, keys [B, H, T, D], past [B, T] bool, count) -> [B, H, T] bool
 
-For every KV head the `count` tokens of `past` with the highest scores are kept, the earlier of equals. The score of a
-token is the largest product of any vote of its head with its key, normalised to length 1. Votes are means of unit
-query vectors (`workbench.methods.sparse.quoka`).
+Per KV head, the `count` tokens of `past` with the highest scores are kept, the earlier ones among equals. The score of
+a token is the largest product of its unit key with a vote of its head. Votes are means of unit query vectors
+(`workbench.methods.sparse.quoka`).
 
-Keys are read once, and no product is written to memory. Beside 16-bit keys a vote is the sum of two 16-bit vectors,
-whose error is below that of the matrix unit's sums; norms of keys are fp32.
+Keys are read once, and products stay in registers. For 16-bit keys a vote is the sum of two 16-bit vectors, whose error
+is below that of the tensor cores' sums; norms of keys are fp32.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ from workbench.kernels._shared.triton_import import jit, need_triton, padded_wid
 __all__ = ["best", "cases", "configure", "launch", "listed", "reference", "takes", "votes_of", "with_rows"]
 
 votes_of = _votes.launch
-NEXT = tl.constexpr(256)  # maximum number of tokens loaded at a time
-PARTS = 2  # a vote is the sum of so many 16-bit numbers
+NEXT = tl.constexpr(256)  # maximum tokens loaded at a time
+PARTS = 2  # number of 16-bit vectors that a vote is the sum of
 LEAST = tl.constexpr(1e-12)  # minimum norm of a key, as in torch's `normalize`
 
 
 def configure(dtype: torch.dtype) -> Config:
-    """Return the launch shape: votes and keys of a tile."""
+    """Return the launch configuration: votes and keys of a tile."""
     return Config(32, 32, 4, 1) if dtype == torch.float32 else Config(64, 128, 8, 1)
 
 
@@ -41,7 +41,7 @@ def reference(votes: Tensor, keys: Tensor, past: Tensor, count: int) -> Tensor:
 
 
 def best(scores: Tensor, past: Tensor, count: int) -> Tensor:
-    """Return the tokens [B, H, T] (bool) of `past` [B, T] with the `count` largest scores, the earlier of equals."""
+    """Return the tokens [B, H, T] (bool) of `past` [B, T] with the `count` largest scores, the earlier among equals."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.masked_fill(~past[:, None], -torch.inf)
@@ -61,7 +61,7 @@ def _score(
     base = (request * heads + head) * votes
     token, col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, DP)
     before = tl.load(past + request * length + token, mask=token < length, other=0) != 0
-    votes = tl.where(tl.max(before.to(tl.int32), 0) > 0, votes, 0)  # without past tokens nothing is multiplied
+    votes = tl.where(tl.max(before.to(tl.int32), 0) > 0, votes, 0)  # no work without past tokens
     k_at = keys + request * key_batch + head.to(tl.int64) * key_head + token.to(tl.int64)[:, None] * key_token
     k = tl.load(k_at + col[None, :], mask=(token < length)[:, None] & (col < D)[None, :], other=0.0)
     wide = k.to(tl.float32)
@@ -102,7 +102,7 @@ def listed(
 ) -> tuple[Tensor, Tensor]:
     """Select as `launch` does; return ([B, H, count] rising positions (int32), [B, H, T] bool).
 
-    `needed` [1] on the device: how many of the `count` to select; positions behind them are unwritten.
+    `needed` [1] on the device: how many of the `count` to select; entries after them are unwritten.
     """
     need_triton("choose_quoka")
     config, keys = config or configure(keys.dtype), rows_first(keys)
@@ -129,7 +129,7 @@ def _behind(places, needed, rows, count, own, length, BLOCK: tl.constexpr):
 
 
 def with_rows(places: Tensor, needed: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Write rows [R] behind the first `needed` [1] of each head's list `places` [H, K], in place, and return it.
+    """Write rows [R] after the first `needed` [1] entries of each head's list `places` [H, K] in place, and return it.
 
     Padding follows: `length` in the next 256 entries, which a kernel may read with the last row, then `length` + 1.
     """

@@ -1,17 +1,18 @@
-"""XAttention's selection of key blocks (arXiv:2503.16428): by sums along the antidiagonals of small squares.
+"""XAttention's selection of key blocks (arXiv:2503.16428), by sums along the antidiagonals of small squares.
 
     choose_xattention(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, stride, bits)
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
-Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The scores are
-those of `core.tiling.tile_selection.xattention`; the rule says what is kept (`core.tiling.tile_selection.TileRule`).
+Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered tokens. The scores
+are those of `core.tiling.tile_selection.xattention`; `rule` selects blocks by them
+(`core.tiling.tile_selection.TileRule`).
 
 With `bits` = 8, queries and keys are rounded to float8 (e4m3) first, which a Hopper GPU multiplies twice as fast; the
-selection may differ a little.
+selection may differ slightly.
 
-Sums along the antidiagonals of all squares are one matrix product. Of each row of squares and key block only the log of
-the sum of exp(logit) is written, 1 / (stride · block) of N × N numbers, for some heads at a time; the softmax needs no
-more.
+Sums along the antidiagonals of all squares are one matrix product. Per row of squares and key block, only the
+log-sum-exp of the logits is written, as the softmax needs no more: 1 / (stride · block) of N × N numbers, for some
+heads at a time.
 """
 
 from collections.abc import Iterator
@@ -31,15 +32,15 @@ from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
-BYTES = 256 << 20  # bytes of sums in memory at a time
+BYTES = 256 << 20  # maximum bytes of sums in memory at once
 HELD = 2048  # sums per program at a time
 LINE = 32  # sums per cache line
 PER_WARP = 1024  # sums per warp
-ROW = 16384  # up to so many sums, a row of blocks is read only once
+ROW = 16384  # up to this many sums, a row of blocks is read once
 
 
 def configure(dtype: torch.dtype) -> Config:
-    """Return the launch shape of the product: squares in the rows and columns of a tile."""
+    """Return the launch configuration of the product: squares in the rows and columns of a tile."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1, descriptors=True)
     return Config(128, 128, 8, 3, descriptors=True)
@@ -58,7 +59,7 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int
 
 @jit
 def _eighths(x, out, count, heads, x_batch, x_head, x_token, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """`tile_selection.in_float8`, in 8 bits and without gaps."""
+    """Round to float8 as `tile_selection.in_float8`, to a contiguous 8-bit tensor."""
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
     token, col = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
     inside = (token < count)[:, None] & (col < D)[None, :]
@@ -86,14 +87,14 @@ def _squares(
     GROUP: tl.constexpr, STRIDE: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
     DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
+    """Compute the log2-sum-exp2 over the squares of a key block, per row of squares."""
     one, request = tl.program_id(1), tl.program_id(2)
     head = first_head + one
     tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     end = tl.minimum((row + 1) * STRIDE, count) - 1
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
-    if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees the tile, and no kernel reads the sums
+    if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else the tile is masked, and no kernel reads its sums
         queries = (q, q_tiles, head, tile * BLOCK_M, count, q_batch, q_head, q_token)
         their_keys = (keys, key_tiles, head // GROUP, tile_n * BLOCK_N, length, key_batch, key_head, key_token)
         s = products(request, queries, their_keys, STRIDE, True, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N)
@@ -113,7 +114,7 @@ def _squares(
 
 @jit
 def _some(sums, j, seen, row, last, row_squares, PER: tl.constexpr, STRIDE: tl.constexpr):
-    """[PER, J] sums of key blocks j; -inf where a row sees nothing of the block."""
+    """Load sums [PER, J] of key blocks j; -inf if the block is masked for a row."""
     inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
     return tl.load(sums + j.to(tl.int64)[None, :] * row_squares + row[:, None], mask=inside, other=float("-inf"))
 
@@ -123,14 +124,15 @@ def _blocks(
     sums, weights, rows, count, row_squares, blocks, heads, first_head, STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK:
     tl.constexpr, ONCE: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over every row of squares, summed over the rows of squares of a block. ONCE: a chunk holds all blocks,
-    and a program takes TOGETHER blocks of rows, whose sums are contiguous in memory."""
+    """Compute the softmax over each row of squares, summed over the rows of squares of a block.
+
+    ONCE: a chunk has all blocks, and a program processes TOGETHER blocks of rows, with contiguous sums."""
     one, request = tl.program_id(1), tl.program_id(2)
     i = tl.program_id(0) * TOGETHER
     row = i * PER + tl.arange(0, PER * TOGETHER)
     end = tl.minimum((row + 1) * STRIDE, count) - 1
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
-    seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees at least in part
+    seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks at least partly visible to the last row
     sums += (request * tl.num_programs(1) + one).to(tl.int64) * blocks * row_squares
     row_blocks = (row_squares + PER - 1) // PER
     weights += ((request * heads + first_head + one).to(tl.int64) * row_blocks + i) * blocks
@@ -175,7 +177,7 @@ def launch(
 ) -> Tensor:
     """Run the kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    config   launch shape of Triton's product; None: the kernel for Hopper (`_select.hopper`) where it fits
+    config   launch configuration of the Triton kernel; None: the Hopper kernel (`_select.hopper`) if it fits
     """
     need_triton("choose_xattention")
     weights = _weights(config, rows_first(q), rows_first(keys), rows.long().contiguous(), rule.block, stride, bits)
@@ -185,7 +187,7 @@ def launch(
 def _weights(
     config: Config | None, q: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int, bits: int = 16
 ) -> Tensor:
-    """[B, Hq, I, J] fp32: `tile_selection.xattention`, unwritten where no row sees the block."""
+    """Compute `tile_selection.xattention` [B, Hq, I, J] (fp32); masked blocks are unwritten."""
     batch, heads, count, width = q.shape
     per, scale = block // stride, width**-0.5 / stride * LOG2E
     squares, blocks = -(-count // stride), -(-keys.shape[2] // block)
@@ -223,7 +225,7 @@ def _multiply(
     stride: int,
     block: int,
 ) -> None:
-    """Write the sums of some heads by Triton's kernel."""
+    """Write the sums of some heads, with the Triton kernel."""
     batch, heads, count, width = q.shape
     length, per, channels = keys.shape[2], block // stride, _choose_vectors.step(q)
     squares, columns, blocks = -(-count // stride), -(-length // stride), -(-length // block)
@@ -241,8 +243,7 @@ def _multiply(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Yield arguments to compare `launch` with `reference`: whole, chunked and scattered rows; odd lengths; one share
-    a head."""
+    """Yield arguments to compare `launch` with `reference`: whole, chunked, scattered rows; odd lengths; shares."""
     each = torch.tensor([0.4, 0.9, 0.7, 1.0], device=device)
     for seed, (batch, heads, count, length, width, stride, rule) in enumerate(
         (
@@ -250,7 +251,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
             (2, (2, 1), 50, 133, 128, 4, TileRule(16, 16, 0.5, first=True)),
             (1, (3, 3), 40, 500, 80, 16, TileRule(64, 64, 0.6, first=True)),
             (1, (2, 2), 77, 200, 16, 8, TileRule(16, 16, 0.6, first=True)),
-            # whole squares, as Hopper's kernel takes: exact; in float8, of both strides of the paper
+            # whole squares, for the Hopper kernel: in 16 bits, and in float8 with both strides of the paper
             (1, (4, 2), 1160, 2400, 64, 8, TileRule(64, 64, 0.8, first=True)),
             (1, (4, 2), 1160, 2400, 128, 8, TileRule(128, 128, 0.8, first=True)),
             (1, (4, 2), 1104, 4208, 128, 16, TileRule(128, 128, 0.8, first=True)),

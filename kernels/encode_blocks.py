@@ -1,12 +1,11 @@
-"""Causal attention within many blocks of different lengths, in one launch: for the packed pass that fills a cache.
+"""Variable-length causal attention within many blocks, in one launch, for packed encoding.
 
     encode_blocks(q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], max_seqlen, scale)
         -> [Hq, N, D], same dtype
 
 Block b is tokens cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors, without padding. A token attends to the
-tokens of its own block up to itself. `max_seqlen` is the length of the longest block, a Python integer, so that the
-launch does not wait for the device. The default scale is 1/sqrt(D). Names in the kernel are those of
-`_shared.attention`.
+tokens of its own block up to itself. `max_seqlen` is the length of the longest block, a Python integer to avoid a
+synchronization. The default scale is 1/sqrt(D). Names in the kernel are those of `_shared.attention`.
 """
 
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ __all__ = ["cases", "configure", "launch", "reference"]
 
 
 def configure(width: int, dtype: torch.dtype) -> Config:
-    """Return the launch shape for head width `width`."""
+    """Return the launch configuration for head width `width`."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1)
     if width > 128:
@@ -55,7 +54,7 @@ def reference(
 def _span(
     state, begin, end, rows, kv, scale, MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr
 ):
-    """Key tiles `begin` to `end` of the block. MASKED: rows see them in part, or they extend beyond the block."""
+    """Process key tiles `begin` to `end` of the block. MASKED: partly visible, or beyond the end of the block."""
     acc, m_i, l_i = state
     x, row, length = rows
     keys, values, key_token, value_token = kv
@@ -79,9 +78,9 @@ def _encode(
     out_token, heads, row_tiles, GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N:
     tl.constexpr,
 ):  # fmt: skip
-    place, head = tl.program_id(0) // heads, (tl.program_id(0) % heads).to(tl.int64)  # heads share keys in the cache
+    place, head = tl.program_id(0) // heads, (tl.program_id(0) % heads).to(tl.int64)  # heads share keys in the L2 cache
     block = place // row_tiles
-    tile = row_tiles - 1 - place % row_tiles  # the last rows see most keys, so they begin first
+    tile = row_tiles - 1 - place % row_tiles  # the last rows attend to the most keys: start them first
     first = tl.load(cu_seqlens + block).to(tl.int64)
     length = (tl.load(cu_seqlens + block + 1) - first).to(tl.int32)
     if tile * BLOCK_M >= length:
@@ -93,7 +92,7 @@ def _encode(
     x = tl.load(q + head * q_head + token * q_token + col[None, :], mask=inside, other=0.0)
     keys += head // GROUP * key_head + first * key_token
     values += head // GROUP * value_head + first * value_token
-    clear = tile * BLOCK_M // BLOCK_N  # tiles that every row of the program sees in whole
+    clear = tile * BLOCK_M // BLOCK_N  # tiles that are fully visible to all rows of the program
     end = tl.cdiv(tl.minimum((tile + 1) * BLOCK_M, length), BLOCK_N)
     rows, kv = (x, row, length), (keys, values, key_token, value_token)
     state = _span(empty_state(BLOCK_M, DP), 0, clear, rows, kv, scale, False, BLOCK_N, D, DP)

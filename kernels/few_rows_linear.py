@@ -1,11 +1,10 @@
-"""A few rows times a large weight matrix, which is read once: linear layers of a question or of a decoding step.
+"""GEMM of few rows and a large weight matrix, for questions and decoding steps: reads the matrix once.
 
     few_rows_linear(x [R, K], weight [N, K], splits) -> [R, N], same dtype; R <= 64
 
-The matrix is the left operand of the matrix unit, so that a few rows are a few columns. A program computes a tile of N
-over a part of K (split-K) and loads its tiles through tensor descriptors (Hopper's TMA), as many at a time as shared
-memory holds. `launch_parts` returns the partial sums [splits, R, N] in fp32; the next kernel (`add_rms_norm`,
-`rope_and_cache`) adds them up.
+The matrix is the left operand of the MMA, so few rows are few columns. A program computes a tile of N over a part of K
+(split-K) and loads tiles through tensor descriptors (TMA), as many at a time as shared memory holds. `launch_parts`
+returns the split-K parts [splits, R, N] in fp32; the next kernel (`add_rms_norm`, `rope_and_cache`) sums them.
 """
 
 from collections.abc import Iterator
@@ -28,12 +27,12 @@ from workbench.kernels._shared.triton_import import (
 )
 
 MOST = 64  # rows
-AHEAD = 4  # lines of 128 bytes per row of a tile that are fetched before the preceding kernel has ended
+AHEAD = 4  # 128-byte lines per row of a tile that are prefetched while the preceding kernel runs
 
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """Launch shape: weight rows (`tile`) and channels of a tile, warps, pipeline stages, and parts of K (`splits`)."""
+    """Launch configuration: weight rows (`tile`) and channels of a tile, warps, pipeline stages, split-K parts."""
 
     tile: int = 128
     channels: int = 64
@@ -55,10 +54,10 @@ def _few_rows_linear(
     x, weight, matrix, out, rows, width, channels, matrix_row, splits, N: tl.constexpr, K: tl.constexpr, ROWS:
     tl.constexpr, LINE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of N, one part of K. x, weight: tensor descriptors; out [splits, rows, width].
+    """Compute one tile of N over one part of K. x, weight: tensor descriptors; out [splits, rows, width].
 
-    With PDL, the first lines of the matrix (at `matrix`) are fetched into the L2 cache while the preceding
-    kernel still computes x.
+    With PDL, the first lines of the matrix (at `matrix`) are prefetched into the L2 cache while the preceding kernel
+    still computes x.
     """
     PRECISION: tl.constexpr = "ieee" if x.dtype == tl.float32 else "tf32"
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -89,17 +88,17 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
-    """Run the Triton kernel and return its partial sums [splits, R, N], fp32 if splits > 1; needs `fits`."""
+    """Run the Triton kernel; return split-K parts [splits, R, N], fp32 if splits > 1. Requires `fits`."""
     need_triton("few_rows_linear")
     (rows, channels), width = x.shape, len(weight)
     tall = padded_width(rows)
     out = torch.empty(
         (config.splits, rows, width), dtype=x.dtype if config.splits == 1 else torch.float32, device=x.device
     )
-    given = TensorDescriptor(x, [rows, channels], [x.stride(0), 1], [tall, config.channels])
+    vectors = TensorDescriptor(x, [rows, channels], [x.stride(0), 1], [tall, config.channels])
     matrix = TensorDescriptor(weight, [width, channels], [weight.stride(0), 1], [config.tile, config.channels])
     options, pdl = overlap(x.device)
-    tensors = given, matrix, weight, out, rows, width, channels, weight.stride(0), config.splits
+    tensors = vectors, matrix, weight, out, rows, width, channels, weight.stride(0), config.splits
     constants = {"N": config.tile, "K": config.channels, "ROWS": tall, "LINE": 128 // weight.element_size()}
     _few_rows_linear[(triton.cdiv(width, config.tile), config.splits)](
         *tensors, **constants, AHEAD=AHEAD, PDL=pdl, num_warps=config.warps, num_stages=config.stages, **options
@@ -108,9 +107,9 @@ def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
 
 
 def launch(x: Tensor, weight: Tensor, splits: int = 1, *, config: LinearConfig | None = None) -> Tensor:
-    """Run the kernel for Hopper where it fits, else Triton's, and add up the parts.
+    """Run the Hopper kernel if it fits, else the Triton kernel, and sum the split-K parts.
 
-    It takes CUDA tensors, or CPU tensors under TRITON_INTERPRET=1.
+    Supports CUDA tensors, and CPU tensors under TRITON_INTERPRET=1.
     """
     if config is None and on_hopper.fits(x, weight):
         parts = on_hopper.launch_parts(x, weight, on_hopper.RingConfig(64, 2, 64, 4, splits), False)

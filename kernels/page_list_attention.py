@@ -1,13 +1,13 @@
-"""Attention of a chunk of a prompt over selected pages of the cache, read in place (CompactAttention, section 3.3).
+"""Attention of a prompt chunk over selected pages of the cache, read in place (CompactAttention, section 3.3).
 
     page_list_attention(q [B, Hq, R, D], keys [B, H, L, D], values [B, H, L, D], rows [B, R], pages, scale)
         -> [B, Hq, R, D], same dtype
 
-`pages` is what `_pages.lists.pages` makes of selected tiles: one rising list of pages for each request and group of
-`pages.heads` query heads, in CSR form, shared by the rows of the chunk; page j of KV head h of request b is number
+`pages` is built by `_pages.lists.pages` from selected tiles: one rising list of pages per request and group of
+`pages.heads` query heads, in CSR form, shared by the rows of the chunk. Page j of KV head h of request b has number
 (b · H + h) · L / page + j. Row r of request b is at position `rows[b, r]` (rising; -1 at the end for padding) and
-attends to the keys of those pages up to that position; so the chunk's own pages must be in the list. The default scale
-is 1/sqrt(D).
+attends to the keys of those pages up to that position, so the list must include the chunk's own pages. The default
+scale is 1/sqrt(D).
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def launch(
     """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("page_list_attention")
     if keys.shape[2] % pages.size:
-        raise BadInput(f"a cache of {keys.shape[2]} tokens a head is not made of pages of {pages.size}")
+        raise BadInput(f"the cache has {keys.shape[2]} tokens per head: a multiple of {pages.size} is needed")
     return _tiles_triton.launch(
         config, q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True
     )
@@ -60,7 +60,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     for seed, (heads, group, count, length, width, size, share) in enumerate(
         (
             ((4, 2), 2, 33, 128, 128, 32, 0.4),
-            ((8, 2), 2, 21, 96, 64, 16, 0.2),  # two execution groups for each KV head
+            ((8, 2), 2, 21, 96, 64, 16, 0.2),  # two execution groups per KV head
             ((3, 1), 3, 7, 64, 80, 64, 0.0),  # one page
             ((2, 2), 1, 40, 192, 96, 64, 0.5),
             ((2, 1), 2, 1, 64, 256, 32, 0.3),  # one row

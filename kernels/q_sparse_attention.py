@@ -1,18 +1,17 @@
-"""Attention of many scattered rows over a paged cache: recomputed tokens and the question (FusionRAG's Q-Sparse-Attn).
+"""Paged attention of many scattered query tokens: recomputed tokens and the question (FusionRAG's Q-Sparse-Attn).
 
     q_sparse_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], pages, inv_freq, pairing, scale)
         -> [B, Hq, R, D], same dtype
 
 Like `question_attention`, but for many rows: row r of request b is at position `rows[b, r]` (rising; -1 at the end for
-padding) and attends to every slot up to that position. A request reads pages of cached blocks, which others may share,
-and pages of its own with the fresh keys of its rows; `pages.positions` has INVALID_POS for the stale entries of those
-rows. Cached pages are not written.
+padding) and attends to all slots up to that position. A request reads pages of cached blocks, which others may share,
+and its own pages with the new keys of its rows; `pages.positions` has INVALID_POS for the stale entries of those rows.
+Cached pages are not written.
 
-If the pages hold every position once (`pages.length` is known), keys and values are first copied into the order of
-their positions and rerotated on the way, then `tile_attention`'s kernel runs: with thousands of rows the copy costs
-little beside the attention. Otherwise, or if the caller gives a launch shape, pages are read in place: a tile of the
-matrix product is 128 rows times heads of a group, and tiles that all of its rows attend to skip the comparison of
-positions.
+If the pages contain each position once (`pages.length` is known), keys and values are copied in order of positions, and
+rerotated on the way; then `tile_attention`'s kernel runs. With thousands of rows the copy is cheap compared with the
+attention. Otherwise, or with an explicit launch configuration, pages are read in place: a tile of the matrix product is
+128 rows times heads of a group, and tiles that all of its rows attend to skip the mask.
 """
 
 from collections.abc import Iterator
@@ -38,9 +37,9 @@ SLOTS = 32  # slots per program
 def gathered(
     keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "neox"
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values [H, T, D] of a pool in the order of positions: [B, H, L, D] each, L is `pages.length`.
+    """Return keys and values [H, T, D] of a pool in order of positions: [B, H, L, D] each, L is `pages.length`.
 
-    Behind the tokens of a shorter request they are 0. This is the torch reference of `gather_pages`.
+    They are 0 after the tokens of a shorter request. This is the torch reference of `gather_pages`.
     """
     assert pages.length is not None
     batch, size = len(pages.table), pages.positions.shape[-1]
@@ -91,7 +90,7 @@ def _gather(
 def gather_pages(
     keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "neox"
 ) -> tuple[Tensor, Tensor]:
-    """Do what `gathered` does by a Triton kernel; behind the tokens of a shorter request memory is unwritten."""
+    """Run `gathered` as a Triton kernel; memory after the tokens of a shorter request is unwritten."""
     assert pages.length is not None
     heads, _, width = keys.shape
     batch, count, size = pages.positions.shape
@@ -113,7 +112,7 @@ paged = Paged.of
 
 
 def configure(width: int, dtype: torch.dtype) -> Config:
-    """Return the launch shape for head width `width`."""
+    """Return the launch configuration for head width `width`."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1)
     return Config(128, 64, 8, 2) if width > 128 else Config(128, 128 if width <= 64 else 64, 8, 3)

@@ -1,16 +1,16 @@
-"""Attention of a few rows over a long paged cache: the question over its cached blocks, and decoding.
+"""Attention of few query tokens over a long paged cache: a question over its cached blocks, or decoding.
 
     question_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], pages, inv_freq, pairing, scale)
         -> [B, Hq, R, D], same dtype
 
-Row r of request b is at position `rows[b, r]` (-1: padding, its result is 0) and attends to the slots of its pages up
-to that position. `pages` is a `Paged` table, made once for all layers with `paged`. Requests may share blocks. A page
-that is not at the position it was encoded for carries its shift; its keys are rerotated as they are read, by `inv_freq`
-[R/2] and `pairing`. Then a tile of keys is no longer than a page, so pages of 64 tokens or more are fast. The default
-scale is 1/sqrt(D).
+Row r of request b is at position `rows[b, r]` (-1: padding, its output is 0) and attends to the slots of its pages up
+to that position. `pages` is a `Paged` table, built once for all layers with `paged`. Requests may share blocks. A page
+whose position differs from that of its encoding has a shift; its keys are rerotated as they are read, by `inv_freq`
+[R/2] and `pairing`. A tile of keys is then at most a page, so pages of 64 tokens or more are fast. The default scale is
+1/sqrt(D).
 
-The rows of all query heads of a KV head are one tile of the matrix product, so keys and values are read once. As rows
-are few, the keys are split among programs and the parts merged (Flash-Decoding).
+The rows of all query heads of a KV head are one tile of the matrix product, so keys and values are read once. The keys
+are split among programs and the parts merged (Flash-Decoding).
 """
 
 from collections.abc import Iterator
@@ -33,11 +33,11 @@ from workbench.kernels._shared.triton_import import need_triton
 __all__ = ["cases", "configure", "launch", "launch_parts", "paged", "reference"]
 
 paged = Paged.of
-RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1, 256: 1}  # rows → programs that a multiprocessor runs at a time
+RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1, 256: 1}  # rows → resident programs per multiprocessor
 
 
 def configure(rows: int, width: int, dtype: torch.dtype) -> Config:
-    """Return the launch shape for `rows` query rows (times heads of a group) and head width `width`."""
+    """Return the launch configuration for `rows` rows (times heads of a group) and head width `width`."""
     tall = min(128, max(16, 1 << (rows - 1).bit_length()))
     if dtype == torch.float32:
         return Config(min(tall, 32), 32, 4, 1)
@@ -65,9 +65,9 @@ def launch(
 ) -> Tensor:
     """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    Without `config` it is the kernel for Hopper where that fits. The number of parts `splits` is chosen from the shape
-    unless given; the result is the same up to rounding. `early`: with programmatic dependent launch, `pages` and `rows`
-    (rising) were already complete before the preceding kernel began.
+    Without `config`, the Hopper kernel runs if it fits. The number of parts `splits` is derived from the shape by
+    default; the result is the same up to rounding. `early`: with programmatic dependent launch, `pages` and `rows`
+    (rising) were complete before the preceding kernel started.
     """
     need_triton("question_attention")
     if config is None and on_hopper.fits(q, keys, values, pages.positions.shape[-1]):
@@ -92,8 +92,8 @@ def launch_parts(
 ) -> tuple[Tensor, Tensor]:
     """Attend as `launch` does, without merging the S parts of the keys (`_pages.parts.merge` does).
 
-    Returns the parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32. `hopper`: use the kernel for
-    Hopper where it fits.
+    Returns the parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32. `hopper`: use the Hopper
+    kernel if it fits.
     """
     arguments = keys, values, rows, pages, inv_freq, pairing, scale
     if hopper and on_hopper.fits(q, keys, values, pages.positions.shape[-1]):

@@ -3,11 +3,11 @@
     rope_and_cache(qkv [R, (Hq + 2 H) D], cos [R, W], sin [R, W], slots [R], keys [H, T, D], values [H, T, D],
                    norms: (q weight [D], k weight [D]) or None, eps) -> queries [R, Hq, D], dtype of `cos`
 
-A row holds the heads of the queries, then of the keys, then of the values. Queries and keys are RMS-normed head by head
-if `norms` are given (Qwen3), then rotated: channel i with channel i + W/2, for the first W <= D channels ("neox"). Keys
-and values of row r are written to slot `slots[r]` of `keys` and `values`; rows with the same slot write it in any
-order. Arithmetic is fp32, rounded once; a norm is rounded as in transformers. `qkv` may also be [S, R, …], partial sums
-over S that are added up here (`few_rows_linear`).
+A row has the heads of the queries, then of the keys, then of the values. With `norms` (Qwen3) queries and keys are
+RMS-normed per head, then rotated: channel i with channel i + W/2, for the first W <= D channels ("neox"). Keys and
+values of row r are written to slot `slots[r]` of `keys` and `values`; rows with the same slot write it in any order.
+Arithmetic is fp32, rounded once; a norm is rounded as in transformers. `qkv` may also be [S, R, …], split-K parts that
+are summed here (`few_rows_linear`).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 
-MANY = 512  # from so many rows on, a program takes several, with several heads
+MANY = 512  # from this many rows on, a program processes several rows and heads
 ROWS, HEADS = 16, 8
 Norms = tuple[Tensor, Tensor] | None
 
@@ -32,7 +32,7 @@ def reference(
     norms: Norms = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Compute the result in torch, in the dtype of `qkv`; writes to `keys` and `values` too."""
+    """Compute the result in torch, in the dtype of `qkv`, and write to `keys` and `values`."""
     heads, _, width = keys.shape
     qkv = (qkv.sum(0) if qkv.ndim == 3 else qkv).to(cos.dtype)
     x = qkv.unflatten(-1, (-1, width))
@@ -51,14 +51,14 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    rotary, still = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    rotary, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     a, b = rotary.chunk(2, -1)
-    return torch.cat((rotary * cos + torch.cat((-b, a), -1) * sin, still), -1)
+    return torch.cat((rotary * cos + torch.cat((-b, a), -1) * sin, rest), -1)
 
 
 @jit
 def _channels(at, part, inside, like, PARTS: tl.constexpr):
-    """[DP] channels at pointers `at`: the sum of the parts, in the model's dtype."""
+    """Load [DP] channels at pointers `at`: the sum of the parts, in the model's dtype."""
     x = tl.load(at, mask=inside, other=0.0)
     if PARTS > 1:
         x = x.to(tl.float32)
@@ -69,7 +69,7 @@ def _channels(at, part, inside, like, PARTS: tl.constexpr):
 
 @jit
 def _scaled(x, at, inside, scale, NORM: tl.constexpr):
-    """[DP] fp32 channels of a head, normed by `scale` and weights `at` where NORM."""
+    """Return [DP] channels of a head in fp32; with NORM, normed by `scale` and the weights at `at`."""
     wide = x.to(tl.float32)
     if NORM:
         w = tl.load(at, mask=inside, other=0.0)
@@ -83,7 +83,7 @@ def _rope_and_cache(
     key_head, key_token, value_head, value_token, PARTS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, W:
     tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row."""
+    """Process one head of one row."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     col = tl.arange(0, DP)
     inside, rotary = col < D, col < W
@@ -124,7 +124,7 @@ def _many_rows(
     key_head, key_token, value_head, value_token, D: tl.constexpr, DP: tl.constexpr, W: tl.constexpr,
     NORM: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of some rows, which share their angles."""
+    """Process HEADS heads of ROWS rows, which share their angles."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, DP)
     rotary, second = col < W, col >= W // 2
@@ -196,7 +196,7 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[object, ...]]:
-    """Yield arguments to compare `launch` with `reference`: head widths, groups, partial rotary, norms of heads."""
+    """Yield arguments to compare `launch` with `reference`: head widths, groups, partial rotary, QK norm."""
     for rows, q_heads, heads, width, rotary, normed in (
         (1, 4, 2, 64, 64, False),
         (5, 3, 1, 80, 32, False),
@@ -217,6 +217,6 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         pools = (drawn(heads, max(40, rows), width), drawn(heads, max(40, rows), width))
         yield drawn(rows, (q_heads + 2 * heads) * width), cos, sin, slots, *pools, norms, 1e-6
         if rows >= MANY:
-            continue  # only small numbers of rows come in parts
+            continue  # split-K parts are for few rows only
         parts = torch.randn(4, rows, (q_heads + 2 * heads) * width, generator=seed).to(device)
         yield parts, cos, sin, slots, *pools, norms, 1e-6

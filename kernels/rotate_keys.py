@@ -1,15 +1,14 @@
-"""Rerotate keys to other positions: re-encode cached blocks, all blocks of a prompt in one pass.
+"""Rerotate keys of cached blocks to other positions, for all blocks of a prompt in one pass.
 
 A key rotated for position p becomes the key of position p + s by one more rotation by s, R(p + s) = R(s) R(p)
-(RoFormer, arXiv:2104.09864, eq. 14-16); every token of a block shares the same s. Memory-bound: each key is read and
-written once.
+(RoFormer, arXiv:2104.09864, eq. 14-16); the tokens of a block share s. Memory-bound: each key is read and written once.
 
     rotate(keys [H, T, D], distance [T] or int, inv_freq [R/2], pairing) -> [H, T, D], same dtype
 
-Only the first R <= D channels rotate (partial rotary). `pairing` says which channels form a plane: "neox" (i, i + R/2:
-Llama, Qwen, Gemma) or "interleaved" (2i, 2i + 1: GLM-4). Arithmetic is fp32 whatever the dtype; angles are taken and
+Only the first R <= D channels rotate (partial rotary). `pairing` is which channels form a plane: "neox" (i, i + R/2:
+Llama, Qwen, Gemma) or "interleaved" (2i, 2i + 1: GLM-4). Arithmetic is fp32 for any dtype; angles are computed and
 reduced to one turn in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An `attention_scaling` that the model
-folds into cos and sin is already in the cached keys and must not be applied twice.
+folds into cos and sin is already in the cached keys and must not be applied again.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from workbench.kernels._shared.attention import angles
 from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 reference = rotate
-TOKENS = 32  # tokens per program: one table of cos and sin, used for every head
+TOKENS = 32  # tokens per program, which share cos and sin among heads
 
 
 @jit

@@ -1,12 +1,12 @@
-"""Cascade attention: a few rows of several requests over a context that all share, and over pages of their own.
+"""Cascade attention: few query tokens of several requests over a shared context and over their own pages.
 
     shared_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], shared, own, inv_freq, pairing,
                      scale) -> [B, Hq, R, D], same dtype
 
-It computes what `question_attention` does for requests whose page tables are `shared` (`Paged` of batch 1, one for all)
-followed by `own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, so
-these are read once and not once a request. Each request reads its own pages, and the parts are merged by their softmax
-weights (cascade attention of FlashInfer, arXiv:2501.01005; Hydragen, arXiv:2402.05099).
+The result is that of `question_attention` for requests whose page tables are `shared` (a `Paged` of batch 1) followed
+by `own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, so these are
+read once, not once per request. Each request reads its own pages, and the parts are merged by their softmax weights
+(cascade attention of FlashInfer, arXiv:2501.01005; Hydragen, arXiv:2402.05099).
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from workbench.kernels.question_attention import launch_parts
 
 __all__ = ["cases", "launch", "reference"]
 
-ROWS = 64  # maximum of rows times heads of a group
-SLOTS = 1024  # maximum number of a request's own slots: one program reads them
+ROWS = 64  # maximum rows times heads of a group
+SLOTS = 1024  # maximum own slots of a request, which one program reads
 
 
 @jit
@@ -42,8 +42,8 @@ def _attend_and_merge(
 ):  # fmt: skip
     """Cascade attention, step 2: attend to private pages and merge with the shared-prefix partials.
 
-    parts [1, Hq, B · R, S, D] over the shared pages, and the log2 of their weights, lse [1, Hq, B · R, S]. One program
-    takes the rows of a request and of the heads that read one KV head. Names are those of `_pages.triton_kernel`.
+    parts [1, Hq, B · R, S, D] over the shared pages, and the log2 of their weights, lse [1, Hq, B · R, S]. A program
+    processes one request and one KV head. Names are those of `_pages.triton_kernel`.
     """
     kv_head, request = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     m = tl.arange(0, BLOCK_M)  # row-major: the heads of a group are adjacent
@@ -73,7 +73,7 @@ def _attend_and_merge(
     own = tl.exp2(m_i - top)
     weight = tl.exp2(log - top[:, None])
     acc, l_i = acc * own[:, None], l_i * own + tl.sum(weight, 1)
-    for part in tl.static_range(SPLITS):  # unrolled, so that loads overlap
+    for part in tl.static_range(SPLITS):  # unrolled: loads overlap
         share = tl.sum(tl.where(i[None, :] == part, weight, 0.0), 1)
         at = there + tl.minimum(part, splits - 1)  # a missing part has weight 0
         one = tl.load(parts + at[:, None] * D + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
@@ -86,7 +86,7 @@ def _attend_and_merge(
 
 
 def _own_fits(q: Tensor, heads: int, own: Paged) -> bool:
-    """Whether one program may take the rows [B, Hq, R, D] of a request over its own pages."""
+    """Return whether one program can process the rows of q [B, Hq, R, D] of a request over its own pages."""
     return q.shape[2] * (q.shape[1] // heads) <= ROWS and own.positions[0].numel() <= SLOTS
 
 
@@ -102,7 +102,7 @@ def _launch_own(
     parts: Tensor,
     lse: Tensor,
 ) -> Tensor:
-    """Attend over the own pages, and add `parts` of the shared ones -> [B, Hq, R, D]."""
+    """Attend over the own pages and merge `parts` over the shared ones -> [B, Hq, R, D]."""
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), own.positions.shape[-1]
@@ -143,8 +143,8 @@ def reference(
 
     shifts = None
     if shared.shifts is not None or own.shifts is not None:
-        still = [torch.zeros_like(x.table) if x.shifts is None else x.shifts for x in (shared, own)]
-        shifts = torch.cat((still[0].expand(len(q), -1), still[1]), 1)
+        each = [torch.zeros_like(x.table) if x.shifts is None else x.shifts for x in (shared, own)]
+        shifts = torch.cat((each[0].expand(len(q), -1), each[1]), 1)
     pages = Paged.of(both("table"), both("positions"), shifts)
     return _pages_triton.reference(q, keys, values, rows, pages, inv_freq, pairing, scale)
 
@@ -154,7 +154,7 @@ def _merge(
     shared, shared_lse, shared_splits, own, own_lse, own_splits, out, batch, heads, count, out_batch, out_head,
     out_token, SHARED: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: the parts over the shared pages [1, Hq, B · R, S, D] and its own [B, Hq, R, S, D]."""
+    """Merge the parts of one row: over shared pages [1, Hq, B · R, S, D] and over own pages [B, Hq, R, S, D]."""
     after_previous(PDL)
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
@@ -190,8 +190,8 @@ def launch(
 ) -> Tensor:
     """Run the kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    `hopper`: use the kernel for Hopper for shared pages, where it fits. `at_once`: the kernel that merges the parts
-    also reads the own pages, where these are few. `early`: see `question_attention`.
+    `hopper`: use the Hopper kernel for shared pages, if it fits. `at_once`: the kernel that merges the parts also reads
+    the own pages, if these are few. `early`: see `question_attention`.
     """
     need_triton("shared_attention")
     batch, heads, count, width = q.shape
@@ -212,21 +212,21 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Yield arguments to compare `launch` with `reference`: groups, shifted pages, one request, a row that is none."""
+    """Yield arguments to compare `launch` with `reference`: groups, shifted pages, one request, a padding row."""
     case = partial(drawn, device=device, dtype=dtype)
     yield _split(case(1, contexts=[[0, 1]] * 3, blocks=[37, 66], questions=[1, 1, 1]), 8)
     yield _split(case(2, contexts=[[1, 0]] * 2, blocks=[40, 19], questions=[3, 2], width=128, pairing="neox"), 5)
     yield _split(case(3, contexts=[[0]] * 4, blocks=[101], questions=[1] * 4, width=80, heads=(3, 1), page=32), 4)
     yield _split(case(4, contexts=[[0, 1]], blocks=[16, 33], questions=[2], width=256, heads=(2, 2)), 4)
     large = case(6, contexts=[[1, 0]] * 3, blocks=[260, 130], questions=[1] * 3, width=128, page=64, pairing="neox")
-    yield _split(large, 8)  # fits the kernel for Hopper
+    yield _split(large, 8)  # fits the Hopper kernel
     yield _split(case(7, contexts=[[0]] * 5, blocks=[520], questions=[1] * 5, page=128, heads=(8, 2)), 4)
     q, keys, values, rows, *rest = _split(case(5, contexts=[[0]] * 2, blocks=[50], questions=[1, 1]), 4)
     yield q, keys, values, torch.where(torch.arange(2, device=device)[:, None] == 1, -1, rows), *rest
 
 
 def _split(whole: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """A case of `_pages.triton_kernel` whose requests begin with the same `count` pages, cut behind them."""
+    """Split a case of `_pages.triton_kernel` after its `count` leading pages, which all requests share."""
     q, keys, values, rows, pages, inv_freq, pairing = whole
     parts = []
     for at in (slice(0, count), slice(count, None)):

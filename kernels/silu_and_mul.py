@@ -1,4 +1,4 @@
-"""Fused SiLU and multiply: the gate of a feed-forward layer, from one gate-and-up product (SwiGLU, arXiv:2002.05202).
+"""Fused SiLU + multiply of a gate-up projection (SwiGLU, arXiv:2002.05202).
 
     silu_and_mul(x [R, 2 F]) -> [R, F], same dtype: silu of the first half times the second
 
@@ -23,7 +23,7 @@ def reference(x: Tensor) -> Tensor:
 
 @jit
 def _silu_and_mul(x, out, x_row, F: tl.constexpr, CHANNELS: tl.constexpr, PDL: tl.constexpr):
-    """Some channels of one row."""
+    """Process CHANNELS channels of one row."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = col < F
@@ -47,7 +47,7 @@ def launch(x: Tensor) -> Tensor:
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor]]:
-    """Yield arguments to compare `launch` with `reference`: one row, widths that no program fills."""
+    """Yield arguments to compare `launch` with `reference`: one row, odd widths."""
     for rows, width in ((1, 32), (5, 1536), (3, 2000)):
         seed = torch.Generator().manual_seed(rows + width)
         yield (torch.randn(rows, 2 * width, generator=seed).to(device, dtype),)

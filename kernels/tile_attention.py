@@ -1,15 +1,15 @@
-"""Causal attention over selected tiles of keys, or over all: a whole prompt, a chunk of it, or scattered rows.
+"""Causal attention over selected key tiles, or dense, for a whole prompt, a chunk of it, or scattered tokens.
 
     tile_attention(q [B, Hq, R, D], keys [B, H, T, D], values [B, H, T, D], rows [B, R], indptr, indices, size, queries,
                    scale) -> [B, Hq, R, D], same dtype
 
 Row r of request b is at position `rows[b, r]` (rising; -1 at the end for padding) and attends to the keys of its
-selected tiles, `size` tokens each, up to that position. List n, `indices[indptr[n] : indptr[n + 1]]`, holds rising tile
-numbers for `queries` rows (a query tile) of one or several neighbouring heads; n goes by request, group of heads, query
-tile. `lists` makes them from a selection [B, G, I, J] (bool). Without lists the attention is dense. The default scale
-is 1/sqrt(D).
+selected tiles, `size` tokens each, up to that position. List n, `indices[indptr[n] : indptr[n + 1]]`, has the rising
+tile indices for `queries` rows (a query tile) of one or several neighbouring heads; n is ordered by request, group of
+heads, query tile. `lists` builds them from a selection [B, G, I, J] (bool). Without lists the attention is dense. The
+default scale is 1/sqrt(D).
 
-Sparse methods (BFLA, SeerAttention, XAttention, …) select the tiles. A row without keys gets 0.
+Sparse methods (BFLA, SeerAttention, XAttention, …) select the tiles. The output of a row without keys is 0.
 """
 
 from collections.abc import Iterator
@@ -46,12 +46,12 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Yield arguments to compare `launch` with `reference`: dense, chosen; whole, chunked, scattered; odd lengths."""
+    """Yield arguments to compare `launch` with `reference`: dense, sparse; whole, chunked, scattered; odd lengths."""
     for seed, (heads, count, length, width, size, queries, groups, share) in enumerate(
         (
-            ((4, 2), 77, 77, 64, 32, 32, 4, 0.4),  # a whole prompt, a list for every head
-            ((4, 2), 40, 101, 128, 32, 16, 2, 0.3),  # a chunk at its end, a list for every KV head
-            ((3, 1), 33, 70, 80, 64, 32, 1, 0.5),  # all heads share
+            ((4, 2), 77, 77, 64, 32, 32, 4, 0.4),  # a whole prompt, one list per head
+            ((4, 2), 40, 101, 128, 32, 16, 2, 0.3),  # a chunk at its end, one list per KV head
+            ((3, 1), 33, 70, 80, 64, 32, 1, 0.5),  # one list for all heads
             ((2, 2), 19, 50, 96, 16, 64, 2, 0.2),  # one list for all rows
             ((2, 1), 21, 64, 256, 32, 32, 2, 0.0),  # own tiles only
             ((4, 2), 300, 300, 128, 64, 64, 2, 0.4),  # odd number of query tiles of 64 rows

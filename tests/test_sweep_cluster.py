@@ -34,7 +34,7 @@ def base(folder):
 def two_workers(python):
     """The address of a scheduler with two worker processes, none of them forked of this one, which has threads."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(runner._begun(distributed, "local", 0, None))
+        cluster = stack.enter_context(runner._start_cluster(distributed, "local", 0, None))
         command = [*python, "distributed.cli.dask_worker", cluster.scheduler_address, "--nthreads", "1", "--no-nanny"]
         for _ in range(2):
             worker = subprocess.Popen([*command, "--no-dashboard"], stderr=subprocess.DEVNULL)
@@ -182,12 +182,12 @@ def test_deployers_of_dask_are_begun_by_name_with_as_many_workers(monkeypatch):
             scaled.append(workers)
 
     monkeypatch.setattr(runner, "import_module", lambda name: type("module", (), {"SLURMCluster": Deployed}))
-    assert isinstance(runner._begun(distributed, "slurm", 3, None), Deployed) and scaled == [3]
+    assert isinstance(runner._start_cluster(distributed, "slurm", 3, None), Deployed) and scaled == [3]
     hosts = []
     monkeypatch.setattr(distributed, "SSHCluster", lambda names, worker_options: hosts.append((names, worker_options)))
-    runner._begun(distributed, "ssh:a,b", 1, {"GPU": 1})
+    runner._start_cluster(distributed, "ssh:a,b", 1, {"GPU": 1})
     assert hosts == [(["a", "a", "b"], {"nthreads": 1, "resources": {"GPU": 1}})]
-    assert runner._begun(distributed, "tcp://x:1", 1, None) is None
+    assert runner._start_cluster(distributed, "tcp://x:1", 1, None) is None
 
 
 def test_a_worker_has_the_number_that_dask_names_it_by():

@@ -1,4 +1,4 @@
-"""`_anchors/meeting.py` in torch, and a copy of places out of a cache."""
+"""Torch reference of `_anchors/meeting.py`, and a copy of places from a cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all lay
 
 
 class Moved(Protocol):
-    """A passage of `length` tokens as it was `cached`, and the offsets `moved`, [C, length, D] each.
+    """A passage of `length` tokens as `cached`, and the offsets `moved`, [C, length, D] each.
 
-    row  addresses of these four tensors, and their stride from head to head
+    row  addresses of these four tensors, and their head stride
     """
 
     cached: Pair
@@ -27,7 +27,7 @@ class Moved(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class InTorch:
-    """`meeting.Meeting` in torch: places of one prompt, and the anchors of each."""
+    """Torch reference of `meeting.Meeting`: the places of one prompt, and the anchors of each."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
@@ -40,7 +40,7 @@ class InTorch:
     def far(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
 
-        Inf where a place has fewer than A anchors.
+        Inf for places with fewer than A anchors.
         """
         most = max(map(len, self.anchors))
         out = torch.full((3, most, sum(self.lengths)), torch.inf, device=self.keys[0].device)
@@ -59,7 +59,7 @@ class InTorch:
 
     def move(self, weights: Tensor) -> None:
         """Add the offsets to all layers but the first, by weights [2, A, N] fp32 of keys and of values."""
-        heads, at = [len(x) for x in self.keys], _standing(self.starts, self.lengths)
+        heads, at = [len(x) for x in self.keys], _starts_of(self.starts, self.lengths)
         ends, parts = slice(self.starts[0], self.starts[-1] + self.lengths[-1]), []
         for part in (0, 1):
             joined = []
@@ -70,14 +70,14 @@ class InTorch:
                 ]
                 joined.append(torch.stack(moved).sum(0))
             parts.append(torch.cat(joined, 1).split(heads))
-        turned = list(rotate_layers(parts[0], at, self.inv_freq, self.pairing))
-        for mine, offsets in ((self.keys, turned), (self.values, parts[1])):
+        rotated = list(rotate_layers(parts[0], at, self.inv_freq, self.pairing))
+        for mine, offsets in ((self.keys, rotated), (self.values, parts[1])):
             for layer in range(1, len(mine)):
                 mine[layer][:, ends] += offsets[layer].to(mine[layer].dtype)
 
 
-def _standing(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Return [T]: the start of the place that each token belongs to."""
+def _starts_of(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Return [T]: the start of each token's place."""
     return torch.tensor(starts).repeat_interleave(torch.tensor(lengths))
 
 
@@ -91,5 +91,5 @@ def stretch(
 ) -> Pair:
     """Copy places of all layers, keys rotated as if each place began at position 0, in one rotation per layer."""
     here = slice(starts[0], starts[-1] + lengths[-1])
-    stale = rotate_layers([x[:, here] for x in keys], -_standing(starts, lengths), inv_freq, pairing)
-    return torch.cat(list(stale)), torch.cat([x[:, here] for x in values])
+    rotated = rotate_layers([x[:, here] for x in keys], -_starts_of(starts, lengths), inv_freq, pairing)
+    return torch.cat(list(rotated)), torch.cat([x[:, here] for x in values])

@@ -1,9 +1,9 @@
 """Compare cached passages with their anchors (earlier passages in the same places), and add the anchors' offsets.
 
-An anchor is keys and values as they were cached, and their offsets to full attention, [C, n, D] each: heads of all
-layers, keys as of position 0. Tensors may be anywhere in memory, so a table holds the distance of each from the first
-layer's keys. One launch compares all layers of all places, a second one moves them, within one cache or from pages to
-other pages; cached values and offsets are read once each. Keys stay rotated for the position they were cached at.
+An anchor is cached keys and values, and their offsets to full attention, [C, n, D] each: heads of all layers, keys as
+of position 0. Tensors may be anywhere in memory; a table has the offset of each from the first layer's keys. One launch
+compares all layers of all places, a second one moves them, within one cache or from pages to other pages; cached values
+and offsets are read once each. Keys keep the rotation of the position they were cached at.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
 Pages = np.ndarray[Any, np.dtype[Any]]  # [P] whole numbers
-TOKENS, WARPS = 16, 2  # per program: with 255 registers per thread, small programs fill a multiprocessor best
+TOKENS, WARPS = 16, 2  # per program: at 255 registers per thread, small programs have the highest occupancy
 RUN = tl.constexpr(8)  # channels that a thread reads at once
 COLUMNS = tl.constexpr(7)  # per place in the tables
 
 
 @jit
 def _place(tiles, places, pages, tile, PAGE: tl.constexpr, TOKENS: tl.constexpr):
-    """(place, anchors, position its keys are rotated for, tokens, mask, places in `out`, slots read, slots written)."""
+    """Return (place, anchors, position of its rotation, tokens, mask, places in `out`, slots read, slots written)."""
     place, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     at = places + COLUMNS * place
     token = first + tl.arange(0, TOKENS)
@@ -41,7 +41,7 @@ def _place(tiles, places, pages, tile, PAGE: tl.constexpr, TOKENS: tl.constexpr)
 
 @jit
 def _by_run(x):
-    """Sums of RUN adjacent channels, which one thread has read."""
+    """Sum RUN adjacent channels, which one thread has read."""
     return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // RUN, RUN]), 2)
 
 
@@ -69,7 +69,7 @@ def _far(
     TOKENS: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    """Some tokens of a place and one anchor: mean differences of keys and of values, squared differences of values."""
+    """Compare some tokens of a place with one anchor: mean differences of keys and values, squared ones of values."""
     tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
     place, count, cached, token, there, put, slot, _ = _place(tiles, places, pages, tile, PAGE, TOKENS)
     if anchor >= count:
@@ -128,7 +128,7 @@ def _move(
     TOKENS: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    """Some tokens of a place in one layer, moved to their destination; from layer 1 on with the anchors' offsets."""
+    """Move some tokens of a place in one layer to their destination; from layer 1 on with the anchors' offsets."""
     layer = tl.program_id(1)
     place, count, cached, token, there, put, slot, to = _place(tiles, places, pages, tl.program_id(0), PAGE, TOKENS)
     count = tl.where(layer > 0, count, 0)
@@ -162,7 +162,7 @@ def _move(
 
 
 def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Tensor]) -> bool:
-    """Whether all layers have one shape, one layout and one table of frequencies, as the kernels require."""
+    """Return whether all layers have the same shape, layout and frequency table, as the kernels require."""
     alike = {(x.shape, x.stride()) for x in (*keys, *values)}
     return len(alike) == 1 and len({id(x) for x in inv_freq}) == 1 and not keys[0].shape[2] % 8
 
@@ -170,10 +170,10 @@ def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Te
 class Meeting:
     """The places of one prompt and the anchors of each.
 
-    keys, values     [H, T, D] of every layer, of one shape and layout (`fits`)
+    keys, values     [H, T, D] of each layer, of the same shape and layout (`fits`)
     starts, lengths  of the places, which are contiguous
-    paged            the position that keys of each place are rotated for, its pages, the pages that `move` writes, and
-                     the page size; None: places are in one cache of the prompt, and are moved within it
+    paged            position of the key rotation of each place, its pages, the pages that `move` writes, and the page
+                     size; None: places are in one cache of the prompt, and are moved within it
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Meeting:
         self._tables = host.to(base.device, non_blocking=True).split(ends)  # one copy to the GPU
         self._tiles, self._layers = len(of), len(keys)
         width, frequencies = base.shape[2], inv_freq[0].to(base.device, torch.float32)
-        self._given = (base, *self._tables, frequencies)
+        self._tensors = (base, *self._tables, frequencies)
         self._numbers = self.total, self._layers, self.most, *base.stride()[:2]
         self._constants = {"HEADS": len(base), "HALF": len(frequencies), "INTERLEAVED": pairing == "interleaved"}
         self._constants |= {"D": width, "DP": padded_width(width), "PAGE": page, "TOKENS": TOKENS, "num_warps": WARPS}
@@ -222,13 +222,13 @@ class Meeting:
     def far(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
 
-        Inf where a place has fewer than A anchors.
+        Inf for places with fewer than A anchors.
         """
-        out = torch.full((3, self.most, self.total), torch.inf, dtype=torch.float32, device=self._given[0].device)
-        _far[(self._tiles * self.most,)](*self._given, out, *self._numbers, **self._constants)
+        out = torch.full((3, self.most, self.total), torch.inf, dtype=torch.float32, device=self._tensors[0].device)
+        _far[(self._tiles * self.most,)](*self._tensors, out, *self._numbers, **self._constants)
         return out
 
     def move(self, weights: Tensor) -> None:
-        """Move places; all layers but the first get the offsets, by weights [2, A, N] fp32."""
+        """Move places; all layers but the first get the offsets, weighted by `weights` [2, A, N] (fp32)."""
         grid = self._tiles, self._layers
-        _move[grid](*self._given, weights.contiguous(), *self._numbers, **self._constants)
+        _move[grid](*self._tensors, weights.contiguous(), *self._numbers, **self._constants)

@@ -1,4 +1,4 @@
-"""Few rows over two lists of pages, the first at a temperature; both parts merged by log-sum-exp (APE's decoding)."""
+"""Few rows over two lists of pages, the first with a temperature, merged by log-sum-exp (decoding of APE)."""
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ def launch(
     temperature: float = 1.0,
     gain: float = 0.0,
 ) -> Tensor:
-    """`question_attention` over both lists [B, Hq, R, D]; logits of the first over a temperature.
+    """Run `question_attention` over both lists -> [B, Hq, R, D].
 
-    The log-sum-exp of the first grows by `gain` times itself before the parts are merged.
+    Logits of the first are divided by `temperature`, and its log-sum-exp is multiplied by 1 + `gain` before the merge.
     """
     batch, heads, count, width = q.shape
     scale = width**-0.5 if scale is None else scale
@@ -49,8 +49,8 @@ def reference(
     temperature: float = 1.0,
     gain: float = 0.0,
 ) -> Tensor:
-    """`launch` in torch, computed in fp32; a row that sees nothing gives 0."""
-    scale, made = q.shape[-1] ** -0.5 if scale is None else scale, []
+    """Compute `launch` in torch, in fp32; the output of a row without keys is 0."""
+    scale, outputs = q.shape[-1] ** -0.5 if scale is None else scale, []
     for b in range(len(q)):
         parts, weights = [], []
         for pages, factor, more in ((one, scale / temperature, 1 + gain), (other, scale, 1.0)):
@@ -60,5 +60,5 @@ def reference(
             parts.append(logits.softmax(-1).nan_to_num() @ v.float()[:, None])
             weights.append(logits.logsumexp(-1, keepdim=True) * more)
         shares = torch.cat(weights, -1).softmax(-1).nan_to_num()
-        made.append(shares[..., :1] * parts[0] + shares[..., 1:] * parts[1])
-    return torch.stack(made).flatten(1, 2).to(q.dtype)
+        outputs.append(shares[..., :1] * parts[0] + shares[..., 1:] * parts[1])
+    return torch.stack(outputs).flatten(1, 2).to(q.dtype)

@@ -1,16 +1,16 @@
-"""Attention that tokens of cached blocks receive from a few rows, for many layers in one launch.
+"""Attention that tokens of cached blocks receive from few query tokens, for many layers in one launch.
 
     block_scores(queries [L, Hq, R, D], keys L x [H, S, D], blocks, inv_freq, pairing, page, scale, together)
         -> [T] fp32
 
-Keys are read in the pages of a pool, where they were cached; `blocks` says which pages, how many tokens, and by how
-many positions each block is moved (`Blocks`). A row sees every token of every block, and its softmax is taken within
-each block apart; over all of them where they are taken `together`. Summed over rows, heads and layers.
+Keys are read in place, in the pages of a pool; `blocks` has the pages, length and shift in positions of each block
+(`Blocks`). There is no mask. The softmax runs within each block separately, or with `together` over all blocks. The
+result is summed over rows, heads and layers.
 
-A program takes a block of one KV head and layer. Its queries are rotated back by what the block is moved, so keys are
-not rotated and not copied, and no logit leaves the registers: keys are read twice, the second time out of the cache.
-Together, a first launch leaves the sum of every block and row, and a second one reads those of all.
-Beside 16-bit keys a query is the sum of two 16-bit vectors.
+A program processes a block of one KV head and layer. Queries are rotated back by the block's shift, so keys are neither
+rotated nor copied, and logits stay in registers: keys are read twice, the second time from the cache. With `together`,
+a first launch writes the sum of each block and row, and a second one reads the sums of all blocks. For 16-bit keys a
+query is the sum of two 16-bit vectors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,15 +27,15 @@ from workbench.core.rope import Pairing, rotate
 from workbench.kernels._shared.attention import Config, log2_scale, planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
-LONGEST = 1 << 13  # tokens of a block: one program processes all of them
-MOST = 1 << 26  # maximum number of scores per head and layer in memory at a time
+LONGEST = 1 << 13  # maximum tokens of a block, which one program processes
+MOST = 1 << 26  # maximum scores per head and layer in memory at once
 COLUMNS = tl.constexpr(4)  # per block in the table
 APART, SUMS, TOGETHER = (tl.constexpr(n) for n in range(3))  # kinds of launches
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a prompt: `pages[b]` [P] are the numbers of a block's pages, `shifts[b]` is its shift."""
+    """The blocks of a prompt: page numbers `pages[b]` [P], lengths, and shifts of the keys in positions."""
 
     pages: Sequence["np.ndarray[Any, np.dtype[Any]]"]
     lengths: Sequence[int]
@@ -57,7 +57,7 @@ def reference(
     scale: float | None = None,
     together: bool = False,
 ) -> Tensor:
-    """`launch` in torch: fp32, with keys rotated in fp32."""
+    """Compute `launch` in torch, with keys rotated in fp32."""
     factor, found = queries.shape[-1] ** -0.5 if scale is None else scale, list[Tensor]()
     for pages, length, shift in zip(blocks.pages, blocks.lengths, blocks.shifts, strict=True):
         slots = torch.as_tensor((pages[:, None] * page + np.arange(page)).ravel()[:length].astype(np.int64))
@@ -72,14 +72,14 @@ def reference(
 
 @jit
 def _parts(x, dtype: tl.constexpr):
-    """Split a vector into two 16-bit vectors that add up to it."""
+    """Split a vector into a sum of two 16-bit vectors."""
     first = x.to(dtype)
     return first, (x - first.to(tl.float32)).to(dtype)
 
 
 @jit
 def _logits(x, rest, keys, pages, token, seen, inside, key_token, PAGE: tl.constexpr, PARTED: tl.constexpr):
-    """Return the products of rows, given in two parts beside 16-bit keys, with the keys of some tokens of a block."""
+    """Return the products of rows (two parts for 16-bit keys) with the keys of some tokens of a block."""
     PRECISION: tl.constexpr = "tf32" if PARTED else "ieee"
     slot = tl.load(pages + token // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + token % PAGE
     k = tl.trans(tl.load(keys + slot[:, None] * key_token, mask=seen[:, None] & inside[None, :], other=0.0))
@@ -115,7 +115,7 @@ def _block_scores(
     BLOCK_N: tl.constexpr,
     DOES: tl.constexpr,
 ):
-    """Scores of the tokens of one block, from some rows of the heads that read one KV head of one layer."""
+    """Score the tokens of one block, for one tile of rows of the query heads of one KV head and layer."""
     PARTED: tl.constexpr = base.dtype.element_ty != tl.float32
     block, layer = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head, tile = tl.program_id(1) // tiles, tl.program_id(1) % tiles
@@ -190,7 +190,7 @@ def launch(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (fp32, fp16); layers as `takes` them."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("block_scores")
     base, (count, heads, rows, width) = keys[0], queries.shape
     if not blocks.total:
@@ -213,13 +213,13 @@ def launch(
     rest = (rows, group, log2_scale(scale, width), blocks.total, tiles, *base.stride()[:2])
     for first in range(0, count, step):
         out = torch.empty(min(step, count - first), len(base) * tiles, blocks.total, device=base.device)
-        given, sums = (queries[first:], base, layers[first:], table, pages, frequencies, out), out
+        tensors, sums = (queries[first:], base, layers[first:], table, pages, frequencies, out), out
         run = partial(_block_scores[many, out.shape[1], len(out)], **constants, **config.launch)
         if together:
             sums = torch.empty(*out.shape[:2], many, config.rows, device=base.device)
-            run(*given, sums, *rest, DOES=SUMS.value)
+            run(*tensors, sums, *rest, DOES=SUMS.value)
             sums = sums.mul_(log(2)).logsumexp(2).div_(log(2))
-        run(*given, sums, *rest, DOES=(TOGETHER if together else APART).value)
+        run(*tensors, sums, *rest, DOES=(TOGETHER if together else APART).value)
         total += out.sum((0, 1))
     return total
 
@@ -240,7 +240,7 @@ def _tables(base: Tensor, keys: Sequence[Tensor], blocks: Blocks, size: int) -> 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Yield arguments to compare `launch` with `reference`: odd lengths, one row and many, narrow heads, still parts.
 
-    Each with blocks apart, and together.
+    Each case has a softmax per block, and one over all blocks.
     """
     shapes = [
         (1, (4, 2), 5, 64, 32, "neox", (37, 16, 51), 16),

@@ -1,4 +1,4 @@
-"""Arguments of kernels over pages, drawn for their checks."""
+"""Random arguments of paged kernels, for comparisons with their references."""
 
 from collections.abc import Sequence
 
@@ -23,11 +23,11 @@ def case(
     heads: tuple[int, int] = (4, 2),
     pairing: Pairing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Paged, Tensor | None, Pairing]:
-    """Make arguments of `reference`, on pages in random order; slots that no row may see are NaN.
+    """Draw arguments of `reference`, on pages in random order; masked slots are NaN.
 
-    Request b reads the cached blocks `contexts[b]` (their lengths are `blocks`), recomputes a share `recompute` of
-    their tokens, and asks a question of `questions[b]` tokens, on pages of its own. With `pairing`, blocks are shifted
-    to where they stand.
+    Request b reads the cached blocks `contexts[b]` (their lengths are `blocks`), and computes a share `recompute` of
+    their tokens and a question of `questions[b]` tokens on its own pages. With `pairing`, blocks are shifted to their
+    positions in the prompt.
     """
     draw = torch.Generator().manual_seed(seed)
     home: list[list[int]] = []  # pages of each cached block
@@ -36,7 +36,7 @@ def case(
         count = -(-length // page)
         home.append(list(range(page_base, page_base + count)))
         page_base += count
-    tables: list[list[tuple[int, int, list[int]]]] = []  # of each request: (page, shift, position of every slot)
+    tables: list[list[tuple[int, int, list[int]]]] = []  # of each request: (page, shift, position of each slot)
     rows: list[list[int]] = []
     for context, question in zip(contexts, questions, strict=True):
         start = 0

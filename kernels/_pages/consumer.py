@@ -1,4 +1,4 @@
-"""The consumers of `_pages.hopper`: rows over a part of the keys, page by page.
+"""The consumers of `_pages.hopper`: attention of 64 rows over a part of the keys.
 
 Names are those of `_shared.hopper`; `page_list`, `q_ring` and steps those of `_pages.hopper`.
 """
@@ -18,7 +18,7 @@ from workbench.kernels._shared.triton_import import (
 
 @gluon_jit
 def _largest(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
-    """Largest position in the pages of a step."""
+    """Return the largest position in the pages of a step."""
     page_max, _, pages, _ = page_list
     largest = gl.load(page_max + step * N // PAGE, mask=step * N // PAGE < pages, other=INVALID_POS)
     for i in gl.static_range(1, N // PAGE if N > PAGE else 1):
@@ -29,7 +29,7 @@ def _largest(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
 
 @gluon_jit
 def _mask(s, step, largest, lowest, page_list, at_row, PAGE: gl.constexpr):
-    """Mask the logits of keys behind each row, if the step has such keys."""
+    """Mask the logits of future keys, if the step has any."""
     N: gl.constexpr = s.type.shape[1]
     if largest > lowest:
         slot = step * N + gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout))
@@ -43,7 +43,7 @@ def _clear(
     v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.constexpr, FLAT: gl.constexpr, CONSUMERS:
     gl.constexpr,
 ):  # fmt: skip
-    """Set values that no row may see to 0, as 0 · NaN is not 0; each consumer clears a share of them."""
+    """Set values of masked slots to 0, as 0 · NaN is not 0; each consumer clears a share of them."""
     N: gl.constexpr = v_tile.type.shape[0]
     SHARE: gl.constexpr = N // CONSUMERS
     if largest == INVALID_POS:
@@ -78,7 +78,7 @@ def _consume(
     q_tile = q_tiles.index(consumer)
     mine = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
     at_row = gl.load(at_rows + mine // GROUP, mask=mine < rows, other=-1).to(gl.int32)
-    rotated = 0  # the shift that the queries are rotated for
+    rotated = 0  # current shift of the queries
     count = 0  # shifts after the first
     if ROTATE:
         rotated = _shift(begin, page_list, PAGE, N)
@@ -125,7 +125,7 @@ def _consume(
         s = pipe.end_logits(s, k_ring, now)
         s = _mask(s, step, largest, lowest, page_list, at_row, PAGE)
         acc, weights, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, True)
-        p = pipe.operand(weights, acc, v_ring[0].dtype)  # converted here, as fp32 would not fit the registers
+        p = pipe.operand(weights, acc, v_ring[0].dtype)  # converted here: fp32 would not fit in registers
     last = pipe.slot_of(v_ring, steps - 1)
     pipe.wait_full(v_ring, last)
     acc = pipe.rescale(acc, alpha)

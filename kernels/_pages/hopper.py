@@ -1,14 +1,14 @@
 """`_pages.triton_kernel` for Hopper: few rows over pages anywhere in memory.
 
 Names and pipeline are those of `_shared.hopper`: a producer, and two consumers of 64 rows each. Rows of all heads of a
-GQA group stand side by side in a tile of 128, so keys and values are read once. A page is fetched through a tensor
-descriptor; its number decides where from. Whether a step needs a mask is decided at each step, by the largest position
-that its pages hold. Where cached pages are shifted, the queries are rotated back when the shift changes, at most once a
-page: a fourth group of warps does it for the next shift while the matrix unit works on this one.
+GQA group are adjacent in a tile of 128, so keys and values are read once. Pages are fetched through tensor descriptors,
+by page number. Each step checks whether it needs a mask, by the largest position of its pages. For shifted pages, the
+queries are rotated back when the shift changes, at most once per page: a fourth group of warps does it for the next
+shift while the tensor cores work on the current one.
 
     step       N slots: a part of a page, or two pages
     page_list  (largest position of each page, positions of all slots, number of pages, shifts of their keys)
-    q_ring     rotated queries: two buffers of 128 rows, with barriers that say they are written, and read
+    q_ring     rotated queries: two buffers of 128 rows, with full and empty barriers
 """
 
 import os
@@ -28,14 +28,14 @@ from workbench.kernels._shared.triton_import import gl, gluon_jit, mbarrier, ove
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
-COUNTED = gl.constexpr(2048)  # pages counted at a time: those of 128K tokens
-SHORT = 768  # up to so many slots per part, steps of one page are faster than steps of two
+COUNTED = gl.constexpr(2048)  # pages counted at a time, e.g. of 128K tokens
+SHORT = 768  # up to this many slots per part, steps of one page are faster than steps of two
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
-    """Whether this kernel takes arguments of `_pages.triton_kernel.launch`: a Hopper GPU, 16-bit numbers, whole tiles.
+    """Return whether arguments of `_pages.triton_kernel.launch` are supported: Hopper, 16 bits, whole tiles.
 
-    Not if processes share the GPU (SHARED_GPU), where hangs were seen.
+    False if processes share the GPU (SHARED_GPU), where hangs were observed.
     """
     if os.environ.get(SHARED_GPU):
         return False
@@ -44,7 +44,7 @@ def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
 
 @gluon_jit
 def _token(table, slot, pages, PAGE: gl.constexpr):
-    """Index of a slot in the pool; OUTSIDE behind the last page."""
+    """Return the index of a slot in the pool; OUTSIDE after the last page."""
     page = slot // PAGE
     token = gl.load(table + page, mask=page < pages, other=0) * PAGE + slot % PAGE
     return gl.where(page < pages, token, pipe.OUTSIDE)
@@ -55,10 +55,10 @@ def _produce(
     keys, values, rings, kv_head, table, page_list, bounds, fresh, PAGE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Fetch the pages of all steps; their numbers are loaded a step ahead, as they take as long as a tile.
+    """Fetch the pages of all steps; page numbers are loaded a step ahead, as their latency is that of a tile.
 
-    The preceding kernel writes at position `fresh` and later: the first row of the request, which may belong to a
-    different program. Pages that end before it are fetched without waiting for that kernel.
+    The preceding kernel writes at position `fresh` and later: the first row of the request, which may belong to another
+    program. Pages that end before it are fetched without waiting for that kernel.
     """
     _, k_ring, v_ring, _ = rings
     _, begin, steps, _, _ = bounds
@@ -93,9 +93,9 @@ def _attend(
     INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     PDL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """64 rows a consumer, a part of the keys.
+    """Process 64 rows per consumer over a part of the keys.
 
-    EARLY: pages and ascending positions of rows were written before the preceding kernel began. So with PDL they are
+    EARLY: pages and ascending positions of rows were written before the preceding kernel started. So with PDL they are
     read, and cached keys fetched, while that kernel still runs.
     """
     D: gl.constexpr = keys.block_type.shape[2]
@@ -113,7 +113,7 @@ def _attend(
     positions += request.to(gl.int64) * pages * PAGE
     m = first_row + gl.arange(0, 64 * CONSUMERS, layout=gl.BlockedLayout([1], [32], [4], [0]))
     page = gl.arange(0, COUNTED, layout=gl.BlockedLayout([COUNTED // 128], [32], [4], [0]))
-    bound = gl.load(first + page, mask=page < pages, other=INVALID_POS)  # issued before positions arrive
+    bound = gl.load(first + page, mask=page < pages, other=INVALID_POS)  # issued before positions are loaded
     highest, lowest = pipe.row_range(at_rows, m, rows, GROUP)
     seen = gl.sum(((bound <= highest) & (page < pages)).to(gl.int32), 0)
     seen += pipe.count_upto(first, COUNTED, pages, highest, COUNTED)
@@ -121,7 +121,7 @@ def _attend(
     share = (all_steps + splits - 1) // splits
     begin = gl.minimum(split * share, all_steps)
     steps = gl.minimum(begin + share, all_steps) - begin
-    begin = gl.where(steps > 0, begin, (pages * PAGE + N - 1) // N)  # no work: one step behind all pages
+    begin = gl.where(steps > 0, begin, (pages * PAGE + N - 1) // N)  # no work: one step after all pages
     steps = gl.maximum(steps, 1)
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
     KEPT: gl.constexpr = ROTATE and not INTERLEAVED and 2 * HALF == D
@@ -201,9 +201,9 @@ def launch(
     buffers: int = pipe.STAGES,
     early: bool = False,
 ) -> Tensor:
-    """`_pages.triton_kernel.reference` on a Hopper GPU, for arguments that `fits` approves.
+    """Compute `_pages.triton_kernel.reference` on a Hopper GPU, for arguments that satisfy `fits`.
 
-    `early`: pages and rows were written before the preceding kernel began.
+    `early`: pages and rows were written before the preceding kernel started.
     """
     out = torch.empty_like(q)
     splits = splits or parts_for(q, len(keys), pages.positions[0].numel())
@@ -231,7 +231,7 @@ def launch_parts(
     out: Tensor | None = None,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
+    """Return parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write one part to `out`."""
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
     q = q if q.stride(3) == 1 else q.contiguous()

@@ -1,7 +1,7 @@
-"""Sparse choices as the rising lists that attention kernels read: tiles of a query tile, or pages of a group of heads.
+"""Sparse selections as the rising lists that attention kernels read: tiles per query tile, or pages per group of heads.
 
-On a GPU they are made by kernels (`make_lists`), without synchronization: `indices` has room for the longest lists, and
-is unwritten behind the last one. Elsewhere torch makes them.
+On a GPU kernels build them (`make_lists`) without synchronization: `indices` has room for the longest lists, and is
+unwritten after the last one. Elsewhere torch builds them.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from workbench.core.errors import BadInput
 from workbench.core.tiling.tiles import Tiles, ragged
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
-TOGETHER = 1024  # tiles read at a time by a program for several lists
-FEW = 32  # up to so many lists, one kernel makes all: each program counts those before its own
+TOGETHER = 1024  # tiles that a program reads at a time, for several lists
+FEW = 32  # up to this many lists, one kernel builds all: each program counts the lists before its own
 
 
 @jit
 def _starts(n, groups, tiles, batch_step, group_step, tile_step):
-    """Offsets of the choices of lists n."""
+    """Return the offsets of the selections of lists n."""
     n = n.to(tl.int64)
     return n // (groups * tiles) * batch_step + n // tiles % groups * group_step + n % tiles * tile_step
 
@@ -63,7 +63,7 @@ def _few(
     kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
     LISTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Make all lists in one launch: each program counts the lists before its own."""
+    """Build all lists in one launch: each program counts the lists before its own."""
     n, lists = tl.program_id(0), tl.num_programs(0)
     m = tl.arange(0, LISTS)
     starts = _starts(m, groups, tiles, batch_step, group_step, tile_step)
@@ -86,7 +86,7 @@ def _few(
 def make_lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
     """Convert [B, G, I, J] bool (or fewer axes, or a view) to lists (indptr [N + 1], indices), int32.
 
-    Tiles of list n count from n // share · first. Two kernels and a running sum; one kernel for few lists."""
+    Indices of list n are offset by n // share · first. Two kernels and a cumulative sum; one kernel for few lists."""
     four = kept[(None,) * (4 - kept.ndim)] if kept.ndim < 4 else kept
     if four.stride(-1) != 1:
         four = four.contiguous()
@@ -117,9 +117,9 @@ def make_lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Te
 class PageLists:
     """The page table of a paged attention kernel for a batch (CompactAttention, section 3.3).
 
-    Keys [B, Hkv, L, D] are read in place as [B · Hkv · L / page, page, 1, D]: page j of KV head h of request b is
-    number (b · Hkv + h) · L / page + j. One row of the table serves `heads` query heads of one request; rows go by
-    request, KV head, execution group.
+    Keys [B, Hkv, L, D] are read in place as [B · Hkv · L / page, page, 1, D]: page j of KV head h of request b has
+    number (b · Hkv + h) · L / page + j. A row of the table serves `heads` query heads of one request; rows are ordered
+    by request, KV head, execution group.
     """
 
     indptr: Tensor  # [B · Hkv · groups + 1] int32
@@ -129,23 +129,24 @@ class PageLists:
 
 
 def tile_lists(tiles: Tiles, rows: int, length: int) -> tuple[Tensor, Tensor]:
-    """Make rising lists of key tiles for `rows` over `length` keys: (indptr [N + 1], indices), int32.
+    """Build rising lists of key tiles for `rows` over `length` keys: (indptr [N + 1], indices), int32.
 
-    N goes by group of `tiles.shared` heads, then query tile. Raises BadInput if the tiles do not cover rows and keys.
+    Lists are ordered by group of `tiles.shared` heads, then query tile. Raises BadInput for tiles that do not cover
+    rows and keys.
     """
     return lists_of(tiles.covering(rows, length))
 
 
 def lists_of(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """Make lists of [G, I, J] bool: (indptr [G · I + 1], indices), int32. List n counts from n // share · first."""
+    """Convert [G, I, J] bool to lists: (indptr [G · I + 1], indices), int32; list n is offset by n // share · first."""
     on_gpu = kept.is_cuda and kept.numel() and triton is not None
     return make_lists(kept, first, share) if on_gpu else ragged(kept, first, share)
 
 
 def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) -> PageLists:
-    """Make the page table of a batch: the union of each request's choice over its rows and every `heads` query heads.
+    """Build the page table of a batch: the union of each request's selection over rows and groups of `heads` heads.
 
-    `capacity`: pages per KV head in the cache. Raises BadInput if a choice does not fit the cache, or a group of
+    `capacity`: pages per KV head in the cache. Raises BadInput if a selection does not fit the cache, or a group of
     `heads` would read two KV heads.
     """
     for choice in choices:
@@ -166,11 +167,11 @@ def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) ->
 
 
 def union_of(kept: Tensor, heads: int) -> Tensor:
-    """Union [B, G, J] of choices [B, Hq, I, J] over all query tiles and each group of `heads` adjacent heads."""
+    """Return the union [B, G, J] of [B, Hq, I, J] over query tiles and groups of `heads` adjacent heads."""
     return kept.unflatten(1, (-1, heads)).any((2, 3))
 
 
 def page_table(union: Tensor, kv_heads: int, heads: int, capacity: int, size: int) -> PageLists:
-    """Make a page table of unions [B, G, J] bool of groups of `heads` query heads, J at most `capacity`."""
+    """Build a page table of unions [B, G, J] (bool) of groups of `heads` query heads, J at most `capacity`."""
     indptr, indices = lists_of(union.flatten(0, 1)[:, None], capacity, union.shape[1] // kv_heads)
     return PageLists(indptr, indices, size, heads)

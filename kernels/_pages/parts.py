@@ -1,6 +1,6 @@
-"""Merging of results over parts of the keys by their weight in the softmax (Flash-Decoding).
+"""Merge attention over parts of the keys by their softmax weights (Flash-Decoding).
 
-lse is the log2 of the weight of a part. A part of weight 0 may hold anything.
+lse is the log2 of the weight of a part. A part of weight 0 may be uninitialized.
 """
 
 import torch
@@ -9,31 +9,31 @@ from torch import Tensor
 from workbench.kernels._shared.attention import processors
 from workbench.kernels._shared.triton_import import after_previous, jit, overlap, padded_width, tl, triton
 
-ONE_WARP = 2048  # up to so many numbers, a single warp merges: no sum crosses warps
+ONE_WARP = 2048  # up to this many numbers, a single warp merges: no sum crosses warps
 
 
 def parts_for(q: Tensor, heads: int, slots: int) -> int:
-    """Number of programs on Hopper per row tile: one per multiprocessor, with at least four steps each."""
+    """Return the number of programs per row tile on Hopper: one per multiprocessor, with at least four steps each."""
     rows = q.shape[2] * (q.shape[1] // heads)
     tiles = -(-rows // (64 * consumers_for(rows))) * heads * len(q)
     return max(1, min(processors(q.device) // tiles, slots // 512, 128))
 
 
 def consumers_for(rows: int) -> int:
-    """Number of groups of 64 rows per program, for `rows` rows times heads of a group."""
+    """Return the number of groups of 64 rows per program, for `rows` rows times heads of a group."""
     return 1 if rows <= 64 else 2
 
 
 @jit
 def part_weights(lse, place, splits, SPLITS: tl.constexpr):
-    """[SPLITS] log2 of the weights of a row's parts."""
+    """Load the log2 of the weights [SPLITS] of a row's parts."""
     i = tl.arange(0, SPLITS)
     return tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
 
 
 @jit
 def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """[DP] weighted sum of a row's parts; a part of weight 0 may be NaN and does not count.
+    """Return the weighted sum [DP] of a row's parts, except parts of weight 0, which may be NaN.
 
     Parts are loaded without waiting for their weights.
     """
@@ -48,7 +48,7 @@ def _merge(
     parts, lse, out, heads, count, splits, out_batch, out_head, out_token, SPLITS: tl.constexpr, D: tl.constexpr, DP:
     tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: parts [SPLITS, D] weighted by their share of the softmax."""
+    """Merge the parts [SPLITS, D] of one row."""
     after_previous(PDL)
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
@@ -62,7 +62,7 @@ def _merge(
 
 
 def new_parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Unwritten parts [B, Hq, R, S, D] and log2 of their weights [B, Hq, R, S] for queries [B, Hq, R, D]; fp32."""
+    """Allocate parts [B, Hq, R, S, D] and log2 of their weights [B, Hq, R, S] for queries [B, Hq, R, D]; fp32."""
     lse = torch.empty((*q.shape[:3], splits), dtype=torch.float32, device=q.device)
     return torch.empty((*lse.shape, q.shape[3]), dtype=torch.float32, device=q.device), lse
 
@@ -101,7 +101,7 @@ def _merge_lists(
     MOVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row of a head: weighted parts of two lists, with the gain on the first."""
+    """Merge the parts of two lists for one row of a head, with the gain on the first list."""
     after_previous(PDL)
     head, row, col = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count, tl.arange(0, DP)
     place = tl.load(at + row) if MOVED else row
@@ -125,8 +125,8 @@ def merge_lists(
 ) -> None:
     """Merge parts [B, Hq, R, S, D] and those of a second list [G, Hq, P, T, D], with log-sums, to `out` [Hq, B · R, D].
 
-    at    [B · R] each row's place among the G · P of the second list; None: places are in the order of rows
-    gain  the first list's log-sums grow by so many times the log-sum of all of them
+    at    [B · R] place of each row among the G · P of the second list; None: in order of rows
+    gain  multiple of the first list's total log-sum that is added to its log-sums
     """
     batch, heads, rows, splits, width = one.shape
     options, pdl = overlap(one.device)

@@ -1,10 +1,9 @@
 """Queries of `_pages.hopper`, rotated back to the positions at which the keys of a page were encoded.
 
-A fourth group of warps does it for the next shift while the matrix unit works on this one; for the first shift the
-consumers do it themselves.
+A fourth group of warps does it for the next shift while the tensor cores work on the current one; for the first shift
+the consumers do it.
 
-    q_ring   rotated queries: two buffers of 128 rows, with barriers that say they are written, and read; `q_own` holds
-             them as they were given
+    q_ring   rotated queries: two buffers of 128 rows, with full and empty barriers; `q_own` has the original queries
 """
 
 import workbench.kernels._shared.hopper as pipe
@@ -14,7 +13,7 @@ from workbench.kernels._shared.triton_import import fence_async_shared, gl, gluo
 
 @gluon_jit
 def _shift(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
-    """Shift of the keys of a step; 0 behind the last page."""
+    """Return the shift of the keys of a step; 0 after the last page."""
     _, _, pages, shifts = page_list
     page = step * N // PAGE
     return gl.load(shifts + page, mask=page < pages, other=0)
@@ -22,7 +21,7 @@ def _shift(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
 
 @gluon_jit
 def _angle(shift, freq):
-    """(cosine, sine) of the angles by which planes of frequencies `freq` rotate over `shift` positions."""
+    """Return (cos, sin) of the rotation of planes with frequencies `freq` by `shift` positions."""
     angle = shift.to(gl.float64) * freq.to(gl.float64)
     angle = (angle - TWO_PI * gl.floor(angle * INV_TWO_PI + 0.5)).to(gl.float32)
     sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
@@ -32,7 +31,7 @@ def _angle(shift, freq):
 
 @gluon_jit
 def _at_queries(queries, m, GROUP: gl.constexpr):
-    """(pointers to rows m, mask of existing ones), as columns."""
+    """Return (pointers to rows m, mask of valid rows), as columns."""
     q, rows, q_head, q_token = queries
     base = q + (m % GROUP).to(gl.int64)[:, None] * q_head + (m // GROUP).to(gl.int64)[:, None] * q_token
     return base, (m < rows)[:, None]
@@ -40,7 +39,7 @@ def _at_queries(queries, m, GROUP: gl.constexpr):
 
 @gluon_jit
 def _put_queries(q_tile, queries, m, GROUP: gl.constexpr, FLAT: gl.constexpr):
-    """Put queries into shared memory."""
+    """Copy queries to shared memory."""
     col = gl.arange(0, q_tile.type.shape[1], layout=gl.SliceLayout(0, FLAT))
     base, inside = _at_queries(queries, m, GROUP)
     q_tile.store(gl.load(base + col[None, :], mask=inside, other=0.0))
@@ -50,7 +49,7 @@ def _put_queries(q_tile, queries, m, GROUP: gl.constexpr, FLAT: gl.constexpr):
 def _put_rotated(
     q_tile, queries, m, by, GROUP: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, FLAT: gl.constexpr
 ):
-    """Put queries into shared memory, rotated back `by` (positions, inv_freq)."""
+    """Copy queries to shared memory, rotated back `by` (positions, inv_freq)."""
     col = gl.arange(0, q_tile.type.shape[1], layout=gl.SliceLayout(0, FLAT))
     base, inside = _at_queries(queries, m, GROUP)
     x = gl.load(base + col[None, :], mask=inside, other=0.0)
@@ -71,16 +70,16 @@ def _put_rotated(
 
 @gluon_jit
 def _frequencies(inv_freq, M: gl.constexpr, D: gl.constexpr, BOTH: gl.constexpr):
-    """Frequencies of the planes, as `_rotated` takes angles for tiles [M, D] in layout BOTH."""
+    """Load the frequencies of the planes, in the layout of `_rotated` for tiles [M, D] in layout BOTH."""
     low, _ = gl.split(gl.zeros([M, D], gl.float32, BOTH).reshape([M, 2, D // 2]).permute((0, 2, 1)))
     return gl.load(inv_freq + gl.arange(0, D // 2, layout=gl.SliceLayout(0, low.type.layout)))
 
 
 @gluon_jit
 def _rotated(x, cos, sin, M: gl.constexpr, D: gl.constexpr):
-    """Queries [M, D] of whole heads in halves, rotated back by angles [D / 2].
+    """Rotate queries [M, D], fully rotary with "neox" pairing, back by angles [D / 2].
 
-    A thread holds both channels of a plane.
+    A thread has both channels of a plane.
     """
     low, high = gl.split(x.reshape([M, 2, D // 2]).permute((0, 2, 1)))
     a, b = low.to(gl.float32), high.to(gl.float32)
@@ -134,10 +133,10 @@ def _rerotate(
     work, GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, CONSUMERS:
     gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The group of warps that rotates queries for the next shift, while the consumers use those for this one.
+    """Rotate queries for the next shift, while the consumers use those for the current one.
 
-    Where both channels of a plane can be read at once (KEPT), the given queries stay in shared memory, in `q_own`; else
-    they are read from memory each time.
+    If a thread can read both channels of a plane at once (KEPT), the original queries stay in shared memory, in
+    `q_own`; else they are read from global memory each time.
     """
     queries, _, rings, bounds, page_list, inv_freq = work
     q_ring, k_ring, _, _ = rings
@@ -147,7 +146,7 @@ def _rerotate(
     D: gl.constexpr = q_tiles.type.shape[2]
     KEPT: gl.constexpr = not INTERLEAVED and 2 * HALF == D
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    SOME: gl.constexpr = 16 if D == 128 else 32  # rows at a time: as many as 72 registers per thread hold
+    SOME: gl.constexpr = 16 if D == 128 else 32  # rows at a time, limited by 72 registers per thread
     WIDE: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 64]],
         [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
@@ -163,7 +162,7 @@ def _rerotate(
         [32, 64],
     )
     BOTH: gl.constexpr = WIDE if D == 128 else NARROW
-    mbarrier.arrive(q_full.index(0), count=1)  # consumers rotate for the first shift themselves
+    mbarrier.arrive(q_full.index(0), count=1)  # consumers rotate for the first shift
     rotated = _shift(begin, page_list, PAGE, N)
     count = 0  # shifts after the first
     freq = 0.0

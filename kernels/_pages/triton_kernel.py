@@ -1,16 +1,16 @@
-"""Attention of rows to pages of keys and values, with the pages anywhere in memory.
+"""Paged attention, with pages anywhere in memory.
 
-The common part of `question_attention` (few rows, the keys split among programs) and `q_sparse_attention` (many rows).
+Shared by `question_attention` (few rows, keys split among programs) and `q_sparse_attention` (many rows).
 
 A request is a list of pages of a pool (`core.page_table.Paged`), shared with other requests or its own, and the
-position of every slot of them. A slot that no row may see (the tail of a block, a stale entry that the request
-recomputed on a page of its own) stands at INVALID_POS. A row sees the slots at or before its own position, so neither
-the order of the pages nor a gap between them matters.
+position of each slot. Masked slots (the tail of a block, a stale entry that the request recomputed on its own page)
+have position INVALID_POS. A row attends to the slots at or before its own position, so neither the order of pages nor
+gaps matter.
 
-Keys of a cached page may have been rotated for positions `shifts` before those where the page stands. Since q · R(s) k
-= R(-s) q · k, the query is rotated back, once for each run of pages that are shifted alike, and keys go to the matrix
-unit as they lie in memory (RoFormer, arXiv:2104.09864, eq. 16). Names in the kernel are those of `_shared.attention`;
-slots are masked where a row may not see them, and lse is the log2 of the weight of a part: m_i + log2(l_i).
+The keys of a cached page may be rotated for positions `shifts` before those of the page. Since q · R(s) k = R(-s) q ·
+k, the query is rotated back, once per run of pages with equal shifts, and keys are multiplied as they are stored
+(RoFormer, arXiv:2104.09864, eq. 16). Names in the kernel are those of `_shared.attention`; lse is the log2 of the
+weight of a part: m_i + log2(l_i).
 """
 
 import torch
@@ -47,9 +47,9 @@ def reference(
     pairing: Pairing = "neox",
     scale: float | None = None,
 ) -> Tensor:
-    """q [B, Hq, R, D] at positions `rows` [B, R] (-1: no row), keys and values [H, T, D] -> [B, Hq, R, D].
+    """Attend with q [B, Hq, R, D] at `rows` [B, R] (-1: padding) over keys and values [H, T, D] -> [B, Hq, R, D].
 
-    `inv_freq` [R/2] of the rotary embedding is needed where pages are shifted. Computed in the dtype of `q`.
+    `inv_freq` [R/2] of the rotary embedding is needed for shifted pages. Computed in the dtype of `q`.
     """
     out = torch.zeros_like(q)
     for b in range(len(q)):
@@ -61,7 +61,7 @@ def reference(
 def read(
     keys: Tensor, values: Tensor, pages: Paged, request: int, inv_freq: Tensor | None, pairing: Pairing
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy what a request reads out of pages: keys rotated to their positions, values [H, N, D], positions [N]."""
+    """Copy what a request reads from pages: keys rotated to their positions, values [H, N, D], positions [N]."""
     at, size = pages.positions[request].flatten().long(), pages.positions.shape[-1]
     slots = (pages.table[request, :, None].long() * size + torch.arange(size, device=keys.device)).flatten()
     used = at != page_table.INVALID_POS
@@ -77,7 +77,7 @@ def _query(
     queries, shift, inv_freq, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     REROTATE: tl.constexpr,
 ):  # fmt: skip
-    """[M, DP] queries; with REROTATE, rotated back by `shift` positions."""
+    """Load queries [M, DP]; with REROTATE, rotated back by `shift` positions."""
     q, row, head, token_stride, head_stride, valid = queries
     col = tl.arange(0, DP)
     base = q + head[:, None] * head_stride + row[:, None] * token_stride
@@ -96,8 +96,8 @@ def _span(
     tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Key tiles `begin` to `end`. PARTIAL_PAGES: some of their slots are at INVALID_POS."""
-    acc, m_i, l_i, x, rotated = state  # queries x are rotated back by `rotated` positions already
+    """Process key tiles `begin` to `end`. PARTIAL_PAGES: some of their slots are masked."""
+    acc, m_i, l_i, x, rotated = state  # queries x are rotated back by `rotated` positions
     keys, values, key_token, value_token = kv
     table, positions, shifts, slots = page_list
     col = tl.arange(0, DP)
@@ -138,7 +138,7 @@ def _attend(
     PARTIAL_PAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
-    tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most keys, so they begin first
+    tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows attend to the most keys: start them first
     split = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # row-major: the heads of a group are adjacent
@@ -228,7 +228,7 @@ def launch(
     pairing: Pairing,
     scale: float | None,
 ) -> Tensor:
-    """`reference` on the GPU: rows in tiles of `config.rows` (times heads of a group), keys in `splits` parts."""
+    """Run the kernel: rows times heads of a group in tiles of `config.rows`, keys in `splits` parts."""
     out = torch.empty_like(q)
     if splits > 1:
         merge(*launch_parts(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale), out)
@@ -250,7 +250,7 @@ def launch_parts(
     scale: float | None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
+    """Return parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write one part to `out`."""
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
@@ -275,7 +275,7 @@ def launch_parts(
 def parts_for(config: Config, q: Tensor, heads: int, pages: Paged, resident: int) -> int:
     """Return the number of programs that share the keys of one row tile.
 
-    Each multiprocessor then has `resident` programs to run, and each program at least four tiles of keys.
+    Each multiprocessor then runs `resident` programs, and each program has at least four key tiles.
     """
     tiles = -(-q.shape[2] * (q.shape[1] // heads) // config.rows) * heads * len(q)
     most = pages.positions[0].numel() // (4 * config.keys)

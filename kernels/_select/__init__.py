@@ -1,1 +1,1 @@
-"""Parts of the kernels that select blocks."""
+"""Shared parts of the selection kernels."""

@@ -1,10 +1,10 @@
-"""Indices of the largest numbers without a sort, by counting digits (a radix select).
+"""Top-k indices by radix select, without a sort.
 
     best(scores [N, T] fp32, count) -> ([N, count] int32 places, rising, [N, T] bool)
 
-Of equal numbers the earlier are taken, and nan before all others. Numbers are mapped to integers of the same order. The
-smallest one to take is found in four launches, eight bits at a time: each counts the digits of those that share the
-bits known so far. Two more launches count and write the numbers above it.
+Among equal numbers the earlier ones are selected; nan ranks above all numbers. Numbers are mapped to integers of the
+same order. The k-th largest is found in four launches, eight bits at a time: each counts the digits of the numbers that
+share the bits known so far. Two more launches count and write the numbers above it.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ PLACES, DIGITS = tl.constexpr(4), tl.constexpr(256)  # digits per number, values
 
 
 def reference(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`launch` in torch, by a stable sort."""
+    """Compute `launch` in torch, with a stable sort."""
     order = scores.sort(dim=-1, descending=True, stable=True)
     places = order.indices[:, :count].sort(-1).values
     return places.int(), torch.zeros_like(scores, dtype=torch.bool).scatter_(1, places, True)
@@ -27,7 +27,7 @@ def reference(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @jit
 def _whole(scores, row, token, length):
-    """Integers in the order of the scores, and a mask of the existing ones."""
+    """Load scores as integers of the same order, with a mask of the valid ones."""
     there = token < length
     x = tl.load(scores + row * length + token, mask=there, other=0.0)
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0 becomes 0
@@ -37,7 +37,7 @@ def _whole(scores, row, token, length):
 
 @jit
 def _digit(histogram, needed):
-    """(largest digit d such that at least `needed` numbers have digits >= d, how many of digit d are needed)."""
+    """Return (largest digit d such that at least `needed` numbers have digits >= d, how many of digit d are needed)."""
     digit = tl.arange(0, DIGITS)
     often = tl.load(histogram + digit)
     at_least = tl.cumsum(often, 0, reverse=True)
@@ -47,7 +47,7 @@ def _digit(histogram, needed):
 
 @jit
 def _least(histograms, needed, PLACES: tl.constexpr):
-    """(leading digits of the smallest number to take, as one integer, how many that share them are needed)."""
+    """Return (leading digits of the k-th largest number as one integer, how many that share them are needed)."""
     least = 0
     for place in tl.static_range(PLACES):
         digit, needed = _digit(histograms + place * DIGITS, needed)
@@ -57,7 +57,7 @@ def _least(histograms, needed, PLACES: tl.constexpr):
 
 @jit
 def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, TOLD: tl.constexpr):
-    """Count the digits of one place among the numbers that share all earlier digits with the smallest to take."""
+    """Count the digits of one place among the numbers that share all earlier digits with the k-th largest."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     row = tl.program_id(1).to(tl.int64)
@@ -77,7 +77,7 @@ def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK
 
 @jit
 def _against(scores, histograms, row, token, length, needed):
-    """(mask of numbers above the smallest to take, mask of those equal to it, how many of the equal are taken)."""
+    """Return (mask of numbers above the k-th largest, mask of equal ones, how many of the equal are selected)."""
     number, there = _whole(scores, row, token, length)
     least, needed = _least(histograms + row * PLACES * DIGITS, needed, PLACES)
     return there & (number > least), there & (number == least), needed
@@ -85,7 +85,7 @@ def _against(scores, histograms, row, token, length, needed):
 
 @jit
 def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, TOLD: tl.constexpr):
-    """Count the numbers of a part above the smallest to take, and those equal to it."""
+    """Count the numbers of a part above the k-th largest, and those equal to it."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -110,7 +110,7 @@ def _write(
     TILES: tl.constexpr,
     TOLD: tl.constexpr,
 ):
-    """Write the indices of the numbers taken from a part, behind those of earlier parts."""
+    """Write the indices of the numbers selected from a part, after those of earlier parts."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -129,9 +129,9 @@ def _write(
 
 
 def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Run the Triton kernels on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; `count` of T numbers at most.
+    """Run the Triton kernels on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; `count` is at most T.
 
-    `needed` [1] int: how many of these `count` are taken, if that is on the device only; entries behind are unwritten.
+    `needed` [1] int on the device: how many of the `count` to select; entries after them are unwritten.
     """
     need_triton("best")
     rows, length = scores.shape
@@ -153,7 +153,7 @@ def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Te
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, int]]:
-    """Yield arguments to compare `launch` with `reference`: many equals, infinities, nan, either zero, all, one."""
+    """Yield arguments to compare `launch` with `reference`: ties, infinities, nan, both zeros, all, one."""
     draw = torch.Generator().manual_seed(0)
     for rows, length, count in ((2, 5000, 1234), (1, 37, 1), (3, 2048, 2048), (2, 4097, 4000)):
         yield torch.randn(rows, length, generator=draw).to(device), count

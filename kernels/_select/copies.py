@@ -2,8 +2,8 @@
 
     launch(keys [H, T, D], values [H, T, D'], listed [K] or [H, K]) -> ([H, K, D], [H, K, D'])
 
-For index T, zeros are written: kernels multiply by the tokens behind the last one that a row sees, within its page.
-Entries of index T + 1 and above are left unwritten.
+For index T, zeros are written, as kernels also read the masked tokens of a page. Entries of index T + 1 and above are
+left unwritten.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TOKENS = 64  # per program
 
 
 def reference(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor]:
-    """`launch` in torch, by indexing; 0 where there is no token."""
+    """Compute `launch` in torch, by indexing; 0 for index T."""
     at, head = listed.long().expand(len(keys), -1), torch.arange(len(keys), device=keys.device)[:, None]
     keys, values = (torch.cat((x, torch.zeros_like(x[:, :1])), 1) for x in (keys, values))
     return keys[head, at], values[head, at]
@@ -63,7 +63,7 @@ def launch(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield arguments to compare `launch` with `reference`: one list for all heads, and one for each."""
+    """Yield arguments to compare `launch` with `reference`: one list for all heads, one list per head."""
     draw = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(3, 90, width, generator=draw).to(device, dtype) for width in (48, 16))
     one = torch.randperm(90, generator=draw)[:70].sort().values

@@ -1,10 +1,10 @@
-"""SeerAttention's gate (`workbench.methods.seer_gate`): keys and queries pooled before RoPE, and the blocks kept.
+"""SeerAttention's gate (`workbench.methods.seer_gate`): pooling of keys and queries before RoPE, and selection.
 
     pooled(x [H, T, D], at [T], inv_freq [D/2], pairing, block, most) -> [H, J, D], or [H, J, 3 D]
     projected(x [H, J, C], weight [H, C, W], at [T], table [W/2], block, out) -> out [H, J or P, W]
     kept(logits [Hq, I, J], rows [R], block, scale, threshold, tail) -> [Hq, I, J] bool
 
-Angles are computed in fp64 modulo 2 pi, as in `core.rope`; all else is fp32.
+Angles are computed in fp64 modulo 2 pi, as in `core.rope`; the rest is fp32.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from workbench.kernels._shared.attention import rows_first
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
 PI2, TURN = tl.constexpr(6.283185307179586), tl.constexpr(0.15915494309189535)
-MOST = 1 << 13  # maximum number of blocks per row
+MOST = 1 << 13  # maximum blocks per row
 SIDE, WIDE, STEP = 16, 32, 64  # blocks per product, pairs of channels, channels per step
-FULL = 256  # about as many programs as fill a GPU
+FULL = 256  # about the number of programs that fill a GPU
 
 
 @jit
 def _angle(position, table):
-    """(cos, sin) fp32 of positions [N] by inverse frequencies [M]."""
+    """Return (cos, sin) in fp32 of positions [N] times inverse frequencies [M]."""
     turns = position.to(tl.float64)[:, None] * (table.to(tl.float64) * TURN)[None, :]
     angle = ((turns - tl.floor(turns)) * PI2).to(tl.float32)
     return tl.cos(angle), tl.sin(angle)
@@ -84,9 +84,9 @@ def _pool(
 def pooled(
     x: Tensor, at: Tensor, inv_freq: Tensor, pairing: Pairing, block: int, most: bool = False, indexed: bool = False
 ) -> Tensor:
-    """Pool tokens at positions `at`, rotated back to before RoPE: mean, or maximum, minimum and mean (`most`).
+    """Pool tokens at positions `at` after inverse RoPE: mean, or with `most` maximum, minimum and mean.
 
-    `indexed`: `x` holds the tokens of all positions, of which those at `at` are pooled.
+    `indexed`: `x` has the tokens of all positions, of which those at `at` are pooled.
     """
     x, heads, half = rows_first(x), len(x), len(inv_freq)
     blocks = triton.cdiv(len(at), block)
@@ -115,7 +115,7 @@ def _project(
     STEP: tl.constexpr,
     PLACED: tl.constexpr,
 ):
-    """SIDE blocks of a head, WP of its pairs of channels."""
+    """Project SIDE blocks of a head to WP of its pairs of channels."""
     head, j = tl.program_id(1), tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     c = tl.program_id(2) * WP + tl.arange(0, WP)
     x += (head * blocks + j).to(tl.int64)[:, None] * channels
@@ -137,9 +137,9 @@ def _project(
 
 
 def projected(x: Tensor, weight: Tensor, at: Tensor, table: Tensor, block: int, out: Tensor | None = None) -> Tensor:
-    """Multiply blocks of pooled tokens by the weight of each head, rotated to where every block begins.
+    """Multiply blocks of pooled tokens by the weight of each head, and rotate to the first position of each block.
 
-    `out` [H, P, W]: rows of all blocks of a prompt, of which those of these are written.
+    `out` [H, P, W]: rows for all blocks of a prompt, of which those of these blocks are written.
     """
     heads, blocks, channels = x.shape
     width = weight.shape[-1]
@@ -188,7 +188,7 @@ def _keep(
 
 
 def kept(logits: Tensor, rows: Tensor, block: int, scale: float, threshold: float, tail: int) -> Tensor:
-    """Keep blocks with at least `threshold` of a softmax, and the row's own; all from position `tail` on."""
+    """Keep blocks with at least `threshold` of the softmax, and own blocks; from position `tail` on, all blocks."""
     heads, tiles, blocks = logits.shape
     found = torch.empty(heads, tiles, blocks, dtype=torch.bool, device=logits.device)
     shape = {"BLOCK": block, "JP": triton.next_power_of_2(blocks), "HALVINGS": block.bit_length()}
@@ -198,7 +198,7 @@ def kept(logits: Tensor, rows: Tensor, block: int, scale: float, threshold: floa
 
 
 def takes(width: int, inv_freq: Tensor, blocks: int) -> bool:
-    """Whether the kernels take heads of `width`, all of it rotary, and rows of so many blocks."""
+    """Return whether the kernels support fully rotary heads of this `width` and rows of `blocks` blocks."""
     return triton is not None and 2 * len(inv_freq) == width <= 256 and blocks <= MOST
 
 
@@ -211,14 +211,14 @@ def reference(
 
 
 def reference_kept(logits: Tensor, rows: Tensor, block: int, scale: float, threshold: float, tail: int) -> Tensor:
-    """`kept` in torch."""
+    """Compute `kept` in torch."""
     grid = Grid(rows, logits.shape[2] * block, block)
     share = (logits * scale).masked_fill(~grid.causal, -torch.inf).softmax(-1)
     return ((share >= threshold) | (grid.last >= tail)[:, None] | grid.own) & grid.causal
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Pairing, Tensor]]:
-    """Tokens, positions, pairing and weights: far from the start, odd numbers of tokens, scattered, both pairings."""
+    """Yield tokens, positions, pairing and weights: large positions, odd counts, scattered tokens, both pairings."""
     for seed, (heads, count, width, gate, first) in enumerate(((2, 90, 32, 16, 0), (3, 64, 48, 32, 100_032))):
         draw = torch.Generator().manual_seed(seed)
         x, weight = torch.randn(heads, count, width, generator=draw), torch.randn(heads, width, gate, generator=draw)

@@ -1,16 +1,16 @@
-"""XAttention's sums of squares on Hopper: `choose_xattention._squares` by the copy engine and the matrix unit.
+"""XAttention's sums of squares on Hopper: `choose_xattention._squares` with TMA and wgmma.
 
-Names and parts are those of `_shared.hopper`: a producer, and consumers of 64 rows of squares by N key squares each. A
-program takes one tile after the other, so the tile that follows is fetched while this one's softmax is taken. Tiles go
-by head, then in bands of BAND row tiles, so that programs that run side by side read the same keys. Only tiles that a
-row sees have numbers: passed over instead, they left some programs 15% more to do than others at 32K.
+Names and parts are those of `_shared.hopper`: a producer, and consumers of 64 rows of squares by N key squares each.
+The grid is persistent: the next tile is fetched during the softmax of the current one. Tiles are ordered by head, then
+in bands of BAND row tiles, so concurrent programs read the same keys. Only visible tiles are numbered: skipping the
+others in the loop left some programs with 15% more work at 32K.
 
-    order      [1 + tiles] int32, the tiles that programs take one after the other: how many of a head a row attends
-               to, then row tile · 65,536 + key tile of each
-    band       row tiles that are taken together, key tile by key tile
-    step       LINE bytes of one token of every square: a product of 64 rows, N keys and so many channels
+    order      [1 + tiles] int32, the order in which tiles are processed: number of visible tiles of a head, then
+               row tile · 65,536 + key tile of each
+    band       row tiles that are processed together, by key tile
+    step       LINE bytes of one token of each square: a product of 64 rows, N keys and that many channels
     ring       (queries, keys, full, empty): buffers of the tiles of a step
-    sums       [one, block, row]: rows lie side by side, as the lanes of the matrix unit hold them
+    sums       [one, block, row]: rows are contiguous, as in the registers of wgmma
 """
 
 import torch
@@ -34,7 +34,7 @@ from workbench.kernels._shared.triton_import import (
 
 @jit
 def _seen(rows, tile, count, row_squares, row_tiles, key_tiles, STRIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Number of key tiles that row tiles see, by the position of their last row."""
+    """Return the number of key tiles visible to row tiles, by the position of their last row."""
     end = tl.minimum(tl.minimum((tile + 1) * M, row_squares) * STRIDE, count) - 1
     last = tl.load(rows + end, mask=tile < row_tiles, other=-1)
     return tl.where(last < 0, 0, tl.minimum(last // (N * STRIDE) + 1, key_tiles)).to(tl.int32)
@@ -45,7 +45,7 @@ def _number(
     rows, order, count, row_squares, row_tiles, key_tiles, STRIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     BAND: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Write `order`: key tile by key tile of a band of row tiles, band by band."""
+    """Write `order`: by band of row tiles, then by key tile."""
     tile, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     rows += request * count
     order += request * (1 + row_tiles * key_tiles)
@@ -80,27 +80,27 @@ def write_order(
 
 
 N = 256  # key squares of a tile
-LINE = 128  # bytes of a step's channels: the widest swizzle
+LINE = 128  # bytes of a step's channels, the widest swizzle
 BAND = 8  # row tiles that are processed together
 STAGES = 4
 
 
 def fits(q: Tensor, keys: Tensor, block: int, stride: int, eighths: bool) -> bool:
-    """Whether this kernel takes the arguments: a Hopper GPU, 16-bit numbers, whole squares, heads in 128-byte steps."""
+    """Return whether this kernel supports the arguments: Hopper, 16 bits, whole squares, heads in 128-byte steps."""
     whole = q.shape[2] % stride == 0 and keys.shape[2] % stride == 0
     return whole and q.shape[3] % (128 if eighths else 64) == 0 and block // stride <= N and pipe.fits_gpu(q, (q, keys))
 
 
 @gluon_jit
 def _last(rows, square, count, request, STRIDE: gl.constexpr):
-    """Position of the last row of a row of squares."""
+    """Return the position of the last row of a row of squares."""
     end = gl.minimum((square + 1) * STRIDE, count) - 1
     return gl.load(rows + request.to(gl.int64) * count + end).to(gl.int32)
 
 
 @gluon_jit
 def _place(tile, order, tiles):
-    """(head, row tile, key tile) of a tile number."""
+    """Return (head, row tile, key tile) of a tile number."""
     code = gl.load(order + 1 + tile % tiles)
     return tile // tiles, code >> 16, code & 65535
 
@@ -139,14 +139,14 @@ def _consume(
     consumer, sums, ring, rows, shape, grid, scale, STRIDE: gl.constexpr, PER: gl.constexpr, D: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
-    """Multiply 64 rows of squares with the keys of every tile, and write the log of the sums of its blocks."""
+    """Multiply 64 rows of squares with the keys of each tile, and write the log-sum-exp of its blocks."""
     q_tiles, k_tiles, full, empty = ring
     order, tiles, heads, _, request = grid
     count, row_squares, blocks = shape
     STAGES: gl.constexpr = k_tiles.type.shape[0]
     STEP: gl.constexpr = k_tiles.type.shape[-1]
     STEPS: gl.constexpr = STRIDE * (D // STEP)
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, STEP // 4])  # products take 32 bytes
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, STEP // 4])  # of products of 32 bytes
     j = 0
     for tile in range(gl.program_id(0), tiles * heads, gl.num_programs(0)):
         one, tile_m, tile_n = _place(tile, order, tiles)
@@ -158,7 +158,7 @@ def _consume(
             k = k_tiles.index(stage).reshape([N, STEP]).permute((1, 0))
             s = warpgroup_mma(x, k, s, use_acc=step > 0, is_async=True)
             s = warpgroup_mma_wait(1, deps=(s,))
-            if step > 0:  # the preceding step has been read
+            if step > 0:  # the preceding step was read
                 mbarrier.arrive(empty.index((j + STAGES - 1) % STAGES), count=1)
             j += 1
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -180,7 +180,7 @@ def _consume(
 
 @gluon_jit
 def _log2(x):
-    """The GPU's approximate logarithm, to 2^-22; -inf of 0. The library's took a quarter of a tile's softmax."""
+    """Approximate log2, to 2^-22; -inf for 0. The library function took a quarter of a tile's softmax."""
     return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
@@ -191,7 +191,7 @@ def _write(sums, log_sum, base, block, first, blocks, row_squares):
     row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, log_sum.type.layout))
     j = block + gl.arange(0, COUNT, layout=gl.SliceLayout(0, log_sum.type.layout))
     at = sums + base.to(gl.int64) * row_squares
-    offset = j[None, :] * row_squares + row[:, None]  # computed per tile: before the loop, it would be spilled
+    offset = j[None, :] * row_squares + row[:, None]  # computed per tile: hoisted, it would spill
     if (first + 64 <= row_squares) & (block + COUNT <= blocks):
         gl.store(at + offset, log_sum)
     else:
@@ -205,7 +205,7 @@ def _squares(
     GROUP: gl.constexpr, STRIDE: gl.constexpr, PER: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
+    """Compute the log2-sum-exp2 over the squares of a key block, per row of squares."""
     STEP: gl.constexpr = keys.block_type.shape[-1]
     M: gl.constexpr = pipe.ROWS
     request = gl.program_id(1)
@@ -234,7 +234,7 @@ def _squares(
 
 
 def descriptor(x: Tensor, stride: int, squares: int) -> "GluonDescriptor":
-    """[B, H, T, D] as [B, H, stride, T // stride, D]: tiles of `squares` by LINE bytes, zeros behind the last."""
+    """View [B, H, T, D] as [B, H, stride, T // stride, D] in tiles of `squares` by LINE bytes, zero-padded."""
     batch, head, token = x.stride()[:3]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=LINE, element_bitwidth=8 * x.element_size(), rank=5)
     shape = [x.shape[0], x.shape[1], stride, x.shape[2] // stride, x.shape[3]]

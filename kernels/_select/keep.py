@@ -1,6 +1,6 @@
-"""From block scores to selected tiles: `core.tiling.tile_selection.kept` in one launch, shared by selection kernels.
+"""Tile selection from block scores: `core.tiling.tile_selection.kept` in one launch, shared by selection kernels.
 
-Nothing is sorted (the weight at which a row's mass is reached is found bit by bit), and the host does not synchronize.
+There is no sort (the weight at which a row's mass is reached is found by bisection of its bits) and no synchronization.
 """
 
 from math import ceil
@@ -12,13 +12,13 @@ from workbench.core.tiling.tile_selection import TileRule
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
 INT64_MAX = tl.constexpr(2**63 - 1)
-FIRST_BITS, NEXT_BITS = tl.constexpr(12), tl.constexpr(4)  # bits found before each check if they suffice
+FIRST_BITS, NEXT_BITS = tl.constexpr(12), tl.constexpr(4)  # bits found before each early-exit check
 PER_WARP = 256  # weights of a row per warp
-COLUMNS = 1 << 13  # maximum number of blocks per row times heads of a group
+COLUMNS = 1 << 13  # maximum blocks per row times heads of a group
 
 
 def fits(q: Tensor, keys: Tensor, rule: TileRule, group: int) -> bool:
-    """Whether the kernels take this head width, blocks of 2^n tiles, and rows of this length."""
+    """Return whether the kernels support this head width, blocks of 2^n tiles, and rows of this length."""
     wide, blocks = rule.block // rule.tile, -(-keys.shape[2] // rule.block)
     if triton is None or q.shape[-1] % 16 or q.dtype != keys.dtype or wide & wide - 1:
         return False
@@ -31,7 +31,7 @@ def _padded(blocks: int) -> int:
 
 @jit
 def _reaching(x, other, target, BITS: tl.constexpr):
-    """[G] bits of the largest weight w such that `other` and all weights >= w add up to the target."""
+    """Return [G] bits of the largest weight w such that `other` and all weights >= w sum to the target."""
     bits = x.to(tl.int32, bitcast=True)
     wide = x.to(tl.float64)
     found = tl.zeros_like(other).to(tl.int32)
@@ -55,7 +55,7 @@ def _reaching(x, other, target, BITS: tl.constexpr):
 
 @jit
 def _fewest(x, seen, forced, share, BITS: tl.constexpr):
-    """[G, J] bool: `tile_selection.smallest` of weights x [G, J]."""
+    """Return `tile_selection.smallest` of weights x [G, J]: [G, J] bool."""
     other = tl.sum(tl.where(forced, x, 0.0).to(tl.float64), 1)
     x = tl.where(forced, 0.0, x)
     target = share * (tl.sum(x.to(tl.float64), 1) + other)
@@ -69,7 +69,7 @@ def _fewest(x, seen, forced, share, BITS: tl.constexpr):
 
 @jit
 def near(rows, at, end, first, last, column, count, TILE: tl.constexpr, HALVINGS: tl.constexpr):
-    """Whether one of the rows `at` to `end` is in the tile or in one of the `count` tiles behind it."""
+    """Return whether one of the rows `at` to `end` is in the tile or in one of the `count` tiles after it."""
     if last - first == end - 1 - at:  # contiguous rows
         found = (column >= first // TILE - count) & (column <= last // TILE)
     else:
@@ -139,12 +139,16 @@ def _keep(
 
 
 def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int, logits: bool) -> Tensor:
-    """[B, Hq, I, J] bool: `tile_selection.kept` of fp32 weights [B, Hq, I', J'] of rows [B, R], request by request."""
+    """Apply `tile_selection.kept` to fp32 weights [B, Hq, I', J'] of rows [B, R], per request -> [B, Hq, I, J] bool."""
     batch, heads, coarse, blocks = weights.shape
     count = rows.shape[1]
     tiles, columns = -(-count // rule.tile), -(-length // rule.tile)
     kept = torch.empty(batch, heads, tiles, columns, dtype=torch.bool, device=weights.device)
-    shares = weights if rule.mass is None else _shares(rule, heads, weights.device)  # not read without a mass
+    shares = weights  # not read without a mass
+    if isinstance(rule.mass, Tensor):
+        shares = rule.mass.double().expand(heads).contiguous()
+    elif rule.mass is not None:  # without the synchronization of a copy
+        shares = torch.full((heads,), rule.mass, dtype=torch.float64, device=weights.device)
     padded, together = _padded(blocks), triton.next_power_of_2(group)
     tensors = weights, rows.long().contiguous(), shares, kept.view(torch.uint8)
     sizes = count, length, blocks, coarse, tiles, columns
@@ -156,10 +160,3 @@ def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group:
     constants |= {"HALVINGS": rule.block.bit_length(), "num_warps": min(16, max(1, padded * together // PER_WARP))}
     _keep[(coarse, heads // group, batch)](*tensors, *sizes, *rules, **constants)
     return kept
-
-
-def _shares(rule: TileRule, heads: int, device: torch.device) -> Tensor:
-    """[Hq] fp64"""
-    if isinstance(rule.mass, Tensor):
-        return rule.mass.double().expand(heads).contiguous()
-    return torch.full((heads,), rule.mass or 0.0, dtype=torch.float64, device=device)

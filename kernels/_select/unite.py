@@ -1,9 +1,9 @@
-"""CompactAttention's union of a chunk, in one launch: key tiles that any row tile and any head of a group keeps.
+"""CompactAttention's union over the query tiles of a chunk and the heads of a group, in one launch.
 
     launch(kept [Hq, I, J] bool, rows [R], size, heads) -> [Hq, I, J] bool
 
-The tiles of the rows themselves are in it, as far as a row tile can see them. `rows` are rising positions in row tiles
-of `size`, groups are `heads` neighbouring heads (CompactAttention, section 3.2).
+It includes the tiles of the rows themselves, as far as the causal mask allows. `rows` are rising positions in row tiles
+of `size`; groups are `heads` neighbouring heads (CompactAttention, section 3.2).
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from workbench.core.tiling.tiles import Grid
 from workbench.kernels._select.keep import near
 from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
-LISTS, COLUMNS = 64, 64  # choices read at a time, key tiles per program
+LISTS, COLUMNS = 64, 64  # lists read at a time, key tiles per program
 
 
 def reference(kept: Tensor, rows: Tensor, size: int, heads: int) -> Tensor:
-    """`launch` in torch."""
+    """Compute `launch` in torch."""
     return Grid(rows, kept.shape[-1] * size, size).united(kept, heads)
 
 

@@ -1,8 +1,8 @@
 """Products of vectors that span several tokens.
 
-`tokens` adjacent tokens of [B, H, T, D] form one vector of tokens · D channels, the last one padded with zeros. BFLA's
-flattened groups and XAttention's antidiagonals (queries in reverse) are such products; vectors are read in place, and
-not copied.
+`tokens` adjacent tokens of [B, H, T, D] form one vector of tokens · D channels; the last one is padded with zeros.
+BFLA's flattened groups and XAttention's antidiagonals (queries in reverse) are such products. Vectors are read in
+place.
 """
 
 from torch import Tensor
@@ -10,22 +10,22 @@ from torch import Tensor
 from workbench.kernels._shared.attention import Config
 from workbench.kernels._shared.triton_import import TensorDescriptor, jit, tl, triton
 
-STEP = 128  # maximum number of bytes of a vector multiplied at a time
+STEP = 128  # maximum bytes of a vector multiplied at a time
 
 
 def step(x: Tensor) -> int:
-    """Channels multiplied at a time: the largest power of two that divides the head width, up to STEP bytes."""
+    """Return the channels per step: the largest power of two that divides the head width, up to STEP bytes."""
     width = x.shape[-1]
     return min(STEP // x.element_size(), width & -width)
 
 
 def shape(most: int, vectors: int, least: int) -> int:
-    """Vectors per tile: at most `most` and about as many as exist, at least 16 (tensor cores) and `least`."""
+    """Return the vectors per tile: at most `most`, about as many as exist, at least 16 (tensor cores) and `least`."""
     return max(16, least, min(most, triton.next_power_of_2(vectors)))
 
 
 def described(config: Config, tokens: int, *tensors: Tensor) -> bool:
-    """Whether [B, H, T, D] can be read through tensor descriptors: a whole vector, steps of multiples of 16 bytes."""
+    """Return whether tensor descriptors can read [B, H, T, D]: at least one vector, strides in 16-byte steps."""
     return config.descriptors and all(
         x.shape[2] >= tokens
         and x.data_ptr() % 16 == 0
@@ -35,14 +35,14 @@ def described(config: Config, tokens: int, *tensors: Tensor) -> bool:
 
 
 def descriptor(x: Tensor, tokens: int, rows: int, channels: int) -> "TensorDescriptor":
-    """[B, H, T, D] as [B, H, tokens, T // tokens, D]: tiles of `rows` vectors by `channels`, zeros behind the last."""
+    """View [B, H, T, D] as [B, H, tokens, T // tokens, D] in tiles of `rows` vectors by `channels`, zero-padded."""
     batch, head, token = _strides(x)
     sizes = [x.shape[0], x.shape[1], tokens, x.shape[2] // tokens, x.shape[3]]
     return TensorDescriptor(x, sizes, [batch, head, token, token * tokens, 1], [1, 1, 1, rows, channels])
 
 
 def _strides(x: Tensor) -> list[int]:
-    """Strides of the first three axes; 16 for an axis of length one, whose stride does not matter."""
+    """Return the strides of the first three axes; 16 for an axis of length one, whose stride is irrelevant."""
     return [16 if size == 1 else step for size, step in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
@@ -51,7 +51,7 @@ def products(
     request, queries, their_keys, TOKENS: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
     DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_M, BLOCK_N] fp32: products of query vectors and key vectors of a request.
+    """Compute products [BLOCK_M, BLOCK_N] (fp32) of query vectors and key vectors of a request.
 
     Each side is (pointer, descriptor, head, first vector, tokens, strides of batch, head and token).
     """
@@ -61,7 +61,7 @@ def products(
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     steps = TOKENS * (D // STEP)
     at_once = 0
-    if DESCRIPTORS:  # not if the tile has an incomplete vector, which continues in memory of a different head
+    if DESCRIPTORS:  # not for an incomplete vector, which would continue in the memory of the next head
         short = (count % TOKENS != 0) & (first + BLOCK_M > count // TOKENS)
         short |= (length % TOKENS != 0) & (first_key + BLOCK_N > length // TOKENS)
         at_once = tl.where(short, 0, steps)

@@ -1,10 +1,10 @@
-"""QUOKA's votes: the rows of every query head least similar to its mean row, averaged over the heads of a KV head.
+"""QUOKA's votes: the queries of each head that are least similar to its mean query, averaged per KV head.
 
     launch(q [Hq, R, D], kv_heads, count) -> [H, count, D] fp32
 
-A vote is the mean of the n-th least similar rows, as unit vectors, of all query heads of a KV head. Similarity is the
-cosine to the mean of the head's rows; of equal rows the earlier is first. Four launches, and no sort: a row's rank is
-the number of rows below it.
+A vote is the mean of the n-th least similar queries, as unit vectors, of all query heads of a KV head. Similarity is
+the cosine to the mean of the head's queries; among equals the earlier is first. Four launches without a sort: the rank
+of a row is the number of rows below it.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ LEAST = tl.constexpr(1e-12)  # minimum norm of a row, as in torch's `normalize`
 
 
 def reference(q: Tensor, kv_heads: int, count: int) -> Tensor:
-    """`launch` in torch, by a stable sort."""
+    """Compute `launch` in torch, with a stable sort."""
     unit = normalize(q.float(), dim=-1)
     alike = (unit @ normalize(q.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
     unlike = alike.sort(dim=-1, stable=True).indices[:, :count]
@@ -33,7 +33,7 @@ def reference(q: Tensor, kv_heads: int, count: int) -> Tensor:
 
 @jit
 def _rows(q, head, row, count, q_head, q_token, D: tl.constexpr, DP: tl.constexpr):
-    """[N, DP] fp32: rows of a head."""
+    """Load rows [N, DP] of a head, in fp32."""
     col = tl.arange(0, DP)
     at = q + head.to(tl.int64) * q_head + row.to(tl.int64)[:, None] * q_token + col[None, :]
     return tl.load(at, mask=(row < count)[:, None] & (col < D)[None, :], other=0.0).to(tl.float32)
@@ -41,7 +41,7 @@ def _rows(q, head, row, count, q_head, q_token, D: tl.constexpr, DP: tl.constexp
 
 @jit
 def _sums(q, sums, count, q_head, q_token, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr):
-    """Add up the rows of every tile: [Hq, tiles, DP]."""
+    """Sum the rows of each tile -> [Hq, tiles, DP]."""
     tile, head = tl.program_id(0), tl.program_id(1)
     x = _rows(q, head, tile * TILE + tl.arange(0, TILE), count, q_head, q_token, D, DP)
     tl.store(sums + (head * tl.num_programs(0) + tile) * DP + tl.arange(0, DP), tl.sum(x, 0))
@@ -60,7 +60,7 @@ def _alike(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """[Hq, R]: cosine of every row to the mean, up to a positive factor per head."""
+    """Compute [Hq, R]: cosine of each row to the mean, up to a positive factor per head."""
     tile, head, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     row, part, col = tile * TILE + tl.arange(0, TILE), tl.arange(0, TILES), tl.arange(0, DP)
     at = sums + (head * tiles + part)[:, None] * DP + col[None, :]
@@ -72,7 +72,7 @@ def _alike(
 
 @jit
 def _order(alike, order, count, votes, TILE: tl.constexpr):
-    """[Hq, votes] int32: the least similar rows, in ascending order of similarity."""
+    """Write [Hq, votes] int32: the least similar rows, in ascending order of similarity."""
     head = tl.program_id(1)
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     alike += head * count
@@ -102,7 +102,7 @@ def _vote(
     DP: tl.constexpr,
     VOTES: tl.constexpr,
 ):
-    """Means of unit vectors over the heads of a KV head."""
+    """Average unit vectors over the heads of a KV head."""
     kv_head, vote, col = tl.program_id(1), tl.program_id(0) * VOTES + tl.arange(0, VOTES), tl.arange(0, DP)
     total = tl.zeros([VOTES, DP], tl.float32)
     for one in tl.static_range(GROUP):

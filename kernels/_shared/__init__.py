@@ -1,1 +1,1 @@
-"""Parts that kernels share."""
+"""Shared parts of kernels."""

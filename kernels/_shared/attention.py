@@ -1,13 +1,13 @@
-"""Common parts of the attention kernels: steps of the online softmax, loads, angles, launch shapes, size of the GPU.
+"""Shared parts of the attention kernels: online softmax, loads, angles, launch configurations, GPU size.
 
-Names are those of FlashAttention and of Triton's examples:
+Names are those of FlashAttention and of Triton's tutorials:
 
-m_i, l_i   largest logit of a row and sum of its weights so far, in powers of two
-acc        sum of weights times values, fp32, not divided by l_i yet
+m_i, l_i   running maximum of a row's logits and sum of its weights, base 2
+acc        sum of weights times values, fp32, not yet divided by l_i
 alpha      factor by which a step rescales acc and l_i: exp2(old m_i - new m_i)
-s, p       logits of a step in powers of two, and their weights
-D, DP      head width, and the power of two that holds it
-MASKED     whether the rows of the program see a part of the keys only; tiles before those need no mask
+s, p       logits of a step, base 2, and their weights
+D, DP      head width, and the next power of two
+MASKED     whether tiles are only partly visible to the rows of the program; tiles before those need no mask
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from workbench.core import page_table
 from workbench.kernels._shared.triton_import import jit, tl
 
 LOG2E = 1.4426950408889634
-INVALID_POS = tl.constexpr(page_table.INVALID_POS)  # for kernels; the largest int32, so it is above every index, too
+INVALID_POS = tl.constexpr(page_table.INVALID_POS)  # for kernels; the largest int32, so also above any index
 TWO_PI = tl.constexpr(6.283185307179586)
 INV_TWO_PI = tl.constexpr(0.15915494309189535)
 SECTION_BYTES = 24 << 20  # heads run together if their keys and values fit this part of the L2 cache
@@ -35,7 +35,7 @@ def log2_scale(scale: float | None, width: int) -> float:
 class Config:
     """Rows and keys of a tile, warps of a program, depth of the software pipeline.
 
-    `descriptors`: keys and values come through tensor descriptors (Hopper's copy engine) where their strides allow it.
+    `descriptors`: load keys and values through tensor descriptors (TMA) if their strides allow it.
     """
 
     rows: int
@@ -56,12 +56,12 @@ class Config:
 
 @cache
 def processors(device: torch.device) -> int:
-    """Number of multiprocessors of the GPU; a small number on a CPU."""
+    """Return the number of multiprocessors of the GPU; 4 on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def together(keys: Tensor, group: int) -> int:
-    """Number of query heads that run concurrently: their keys and values must stay in the L2 cache."""
+    """Return the number of query heads to run concurrently, so their keys and values stay in the L2 cache."""
     heads, length, width = keys.shape[1:]
     fit = max(1, SECTION_BYTES // max(1, 2 * length * width * keys.element_size()))
     return group * max(n for n in range(1, heads + 1) if heads % n == 0 and n <= fit)
@@ -73,9 +73,9 @@ def rows_first(x: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> Tensor:
-    """Plain attention in the dtype of its arguments: q [Hq, R, D], k and v [H, T, D], seen [R, T] or [Hq, R, T] bool.
+    """Attend in torch, in the dtype of the arguments: q [Hq, R, D], k and v [H, T, D], mask `seen` [(Hq,) R, T] bool.
 
-    A row that sees nothing is 0.
+    The output of a row without keys is 0.
     """
     k, v = (x.repeat_interleave(len(q) // len(k), 0) for x in (k, v))
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -85,16 +85,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = 
 
 @jit
 def logits(x, k, scale):
-    """[M, N] fp32: scaled products of queries x [M, DP] and keys k [N, DP]."""
+    """Return scaled products [M, N] (fp32) of queries x [M, DP] and keys k [N, DP]."""
     PRECISION: tl.constexpr = "ieee" if x.dtype == tl.float32 else "tf32"
     return tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
 
 
 @jit
 def step(acc, m_i, l_i, s, v, SOME: tl.constexpr):
-    """Take one tile of logits s [M, N] (-inf where masked) and its values v into the running softmax.
+    """Update the online softmax with a tile of logits s [M, N] (-inf if masked) and values v.
 
-    FlashAttention, arXiv:2205.14135, algorithm 1. SOME: a row may have seen no key yet.
+    FlashAttention, arXiv:2205.14135, algorithm 1. SOME: a row may have no visible key so far.
     """
     PRECISION: tl.constexpr = "ieee" if v.dtype == tl.float32 else "tf32"
     new = tl.maximum(m_i, tl.max(s, 1))
@@ -107,14 +107,14 @@ def step(acc, m_i, l_i, s, v, SOME: tl.constexpr):
 
 @jit
 def empty_state(BLOCK_M: tl.constexpr, DP: tl.constexpr):
-    """(acc, m_i, l_i) before the first step."""
+    """Return (acc, m_i, l_i) before the first step."""
     acc = tl.zeros([BLOCK_M, DP], tl.float32)
     return acc, tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
 
 
 @jit
 def load_tile(at, inside, MASKED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """[N, DP] keys or values at pointers `at`: 0 behind the width, and, with MASKED, where not `inside` [N, 1]."""
+    """Load keys or values [N, DP] at pointers `at`: 0 beyond the width and, with MASKED, if not `inside` [N, 1]."""
     col = tl.arange(0, DP)[None, :]
     if MASKED:
         x = tl.load(at, mask=inside & (col < D), other=0.0)
@@ -127,7 +127,7 @@ def load_tile(at, inside, MASKED: tl.constexpr, D: tl.constexpr, DP: tl.constexp
 
 @jit
 def count_upto(bounds, begin, end, limit, CHUNK: tl.constexpr):
-    """Number of the ascending bounds from `begin` to `end` that are at most `limit`."""
+    """Count the ascending bounds from `begin` to `end` that are at most `limit`."""
     count = 0
     for at in range(begin, end, CHUNK):
         i = at + tl.arange(0, CHUNK)
@@ -138,14 +138,14 @@ def count_upto(bounds, begin, end, limit, CHUNK: tl.constexpr):
 
 @jit
 def angles(shift, freq):
-    """Angles of `shift` positions at rotary frequencies, fp32 in [0, 2 pi): computed and reduced in fp64."""
+    """Return the angles of `shift` positions at rotary frequencies, fp32 in [0, 2 pi): reduced in fp64."""
     angle = shift.to(tl.float64) * freq.to(tl.float64)
     return (angle - TWO_PI * tl.floor(angle * INV_TWO_PI)).to(tl.float32)
 
 
 @jit
 def planes(col, shift, inv_freq, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BACK: tl.constexpr):
-    """For channels `col`: (the other channel of the plane, angle, sin); x · cos(angle) + other · sin is x rotated.
+    """Return (other channel of the plane, angle, sin) for channels `col`; x · cos(angle) + other · sin rotates x.
 
     BACK: rotated by -shift.
     """

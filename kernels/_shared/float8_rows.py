@@ -1,10 +1,10 @@
-"""Rows in float8, each with its own scale: tensor cores multiply them at twice the rate of 16 bits.
+"""Per-row float8 quantization: tensor cores multiply float8 at twice the rate of 16 bits.
 
     float8_rows(x [R, K]) -> (values [R, K] float8 (e4m3), scales [R, 1] fp32)
 
-The largest number of a row becomes 448, the largest that e4m3 holds, and the row is `values * scales`. A number is off
-by at most a sixteenth of itself, or by 2^-10 of the scale where it is below 2^-6 of it. A row that holds nan or inf
-holds nan afterwards.
+The largest number of a row becomes 448, the largest e4m3 number, and the row is `values * scales`. The error of a
+number is at most a sixteenth of itself, or 2^-10 of the scale for numbers below 2^-6 of the scale. A row with nan or
+inf contains nan afterwards.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ LEAST = 1e-30  # lower bound of a row's largest number, for rows of zeros
 
 
 def reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`launch` in torch, computed in fp32."""
+    """Compute `launch` in torch, in fp32."""
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True).clamp_min(LEAST)
     scale = torch.full_like(largest, LARGEST) / largest  # `LARGEST / largest` would round twice
@@ -37,7 +37,7 @@ def _float8_rows(
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    """One row."""
+    """Process one row."""
     row, col = tl.program_id(0).to(tl.int64), tl.arange(0, KP)
     inside = col < K
     wide = tl.load(x + row * x_row + col, mask=inside, other=0.0).to(tl.float32)
@@ -68,7 +68,7 @@ def launch(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor]]:
-    """Yield arguments to compare `launch` with `reference`: widths that no program fills, strided rows, zeros, nan."""
+    """Yield arguments to compare `launch` with `reference`: odd widths, strided rows, zeros, nan."""
     for rows, width in ((1, 64), (5, 576), (3, 1536), (2, 4096)):
         seed = torch.Generator().manual_seed(rows + width)
         x = torch.randn(rows, 2 * width, generator=seed) * torch.logspace(-3, 3, rows)[:, None]

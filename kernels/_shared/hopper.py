@@ -1,22 +1,22 @@
-"""Common parts of the attention kernels for Hopper: the ring of buffers, the parts of a step, and supported arguments.
+"""Shared parts of the attention kernels for Hopper: the ring of buffers, the parts of a step, supported arguments.
 
-Written in Gluon, Triton's lower level. It has no interpreter: the cases of the public kernels check it on a GPU, and
-`tests/kernels` compiles it on any machine. Names are those of FlashAttention-3 (arXiv:2407.08608, algorithms 1 and 2):
+Written in Gluon, which has no interpreter: the cases of the public kernels check it on a GPU, and `tests/kernels`
+compiles it on any machine. Names are those of FlashAttention-3 (arXiv:2407.08608, algorithms 1 and 2):
 
-producer      the warps that only fetch: tiles come through tensor descriptors, so no warp computes addresses
-consumer      a group of 4 warps that computes 64 rows, the height of one product of the matrix unit (wgmma); there are
-              two, 0 and 1, so that one takes its softmax while the other multiplies
+producer      the warps that only fetch: tiles are loaded through tensor descriptors, so no warp computes addresses
+consumer      a warpgroup (4 warps) that computes 64 rows, the height of a wgmma; there are two, 0 and 1: one computes
+              its softmax while the other multiplies
 stage         one buffer of the ring of K tiles, or of V tiles
-full, empty   two barriers of a stage: its tile has come (1 arrival, the copy engine's); both consumers have read it (2)
-phase         parity of how often a stage was filled, which a barrier is waited for with
-m_i, l_i      largest logit of a row and sum of its weights so far, in powers of two
-alpha         factor by which the step before rescales what is accumulated: exp2(old m_i - new m_i)
-acc           sum of weights times values, fp32, not divided by l_i yet
-weights       of the step before, fp32, which its values still wait for
+full, empty   barriers of a stage: its tile was loaded (1 arrival, by TMA); both consumers have read it (2)
+phase         parity of the number of times a stage was filled, the argument of barrier waits
+m_i, l_i      running maximum of a row's logits and sum of its weights, base 2
+alpha         factor by which the preceding step rescales the accumulator: exp2(old m_i - new m_i)
+acc           sum of weights times values, fp32, not yet divided by l_i
+weights       of the preceding step, fp32, not yet multiplied with its values
 
-While the matrix unit multiplies the weights with the values of one step, and the queries with the keys of the next, a
-consumer takes the softmax between (algorithm 2). Weights go from step to step in fp32: as 16-bit numbers each would be
-unpacked and packed again, 64 instructions of 520 a step.
+While the tensor cores multiply the weights and values of one step, and the queries and keys of the next, a consumer
+computes the softmax in between (algorithm 2). Weights are carried from step to step in fp32: in 16 bits each would be
+unpacked and packed again, 64 of 520 instructions per step.
 """
 
 from collections.abc import Sequence
@@ -36,25 +36,25 @@ from workbench.kernels._shared.triton_import import (
 )
 
 ROWS = 128  # per program: 64 for each consumer
-STAGES = 2  # two tiles of 128 keys and 128 channels of K and of V, and the queries, fill 160 of 227 KiB
+STAGES = 2  # two tiles of 128 keys and 128 channels of K and of V, and the queries, take 160 of 227 KiB
 DTYPES = (torch.bfloat16, torch.float16)
-OUTSIDE = gl.constexpr(1 << 30)  # position of a missing tile: the copy engine fills it with zeros
+OUTSIDE = gl.constexpr(1 << 30)  # position of a missing tile, which TMA fills with zeros
 
 
 def fits_gpu(q: Tensor, pools: Sequence[Tensor]) -> bool:
-    """Whether this is a Hopper GPU, and these are tensors [B, H, T, D] that its copy engine can fetch tiles of."""
+    """Return whether this is a Hopper GPU, and TMA can fetch tiles of these tensors [B, H, T, D]."""
     if GluonDescriptor is None or q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return False
     return q.dtype in DTYPES and all(aligned(x) for x in pools)
 
 
 def aligned(x: Tensor) -> bool:
-    """Whether the copy engine can read x: strides of rows and heads must be multiples of 16 bytes."""
+    """Return whether TMA can read x: strides of rows and heads must be multiples of 16 bytes."""
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
 
 
 def descriptor(x: Tensor, tokens: int, channels: int | None = None) -> "GluonDescriptor":
-    """Tiles of `tokens` by D, or by so many `channels`, of x [..., T, D]."""
+    """Describe tiles of `tokens` by D, or by `channels`, of x [..., T, D]."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=x.ndim)
     box = [1] * (x.ndim - 2) + [tokens, channels or x.shape[-1]]
     return GluonDescriptor(x, list(x.shape), list(x.stride()), box, layout)
@@ -69,14 +69,14 @@ def wait_for_previous(PDL: gl.constexpr):
 
 @gluon_jit
 def let_next_begin(PDL: gl.constexpr):
-    """With PDL, let the next kernel begin; it waits for this one's results itself."""
+    """With PDL, let the next kernel start; it waits for this one's results itself."""
     if PDL:
         gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon_jit
 def count_upto(bounds, begin, end, limit, CHUNK: gl.constexpr):
-    """Number of the ascending bounds from `begin` to `end` that are at most `limit`."""
+    """Count the ascending bounds from `begin` to `end` that are at most `limit`."""
     layout: gl.constexpr = gl.BlockedLayout([CHUNK // 128], [32], [4], [0])
     count = 0
     for at in range(begin, end, CHUNK):
@@ -88,7 +88,7 @@ def count_upto(bounds, begin, end, limit, CHUNK: gl.constexpr):
 
 @gluon_jit
 def count_both(bounds, begin, end, low, high, CHUNK: gl.constexpr):
-    """(`count_upto` of low, of high), in one pass."""
+    """Return (`count_upto` of low, of high), in one pass."""
     layout: gl.constexpr = gl.BlockedLayout([CHUNK // 128], [32], [4], [0])
     below, within = 0, 0
     for at in range(begin, end, CHUNK):
@@ -103,14 +103,14 @@ def count_both(bounds, begin, end, low, high, CHUNK: gl.constexpr):
 
 @gluon_jit
 def row_range(rows, m, count, GROUP: gl.constexpr):
-    """(largest, smallest) position of the program's rows m."""
+    """Return (largest, smallest) position of the program's rows m."""
     at_row = gl.load(rows + m // GROUP, mask=m < count, other=-1).to(gl.int32)
     return gl.max(at_row, 0), gl.min(gl.where(at_row >= 0, at_row, INVALID_POS), 0)
 
 
 @gluon_jit
 def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr = 2):
-    """Buffers for tiles of N keys and values: a ring each (tiles, full, empty)."""
+    """Allocate buffers for tiles of N keys and values: a ring each (tiles, full, empty)."""
     D: gl.constexpr = keys.block_type.shape[-1]
     SHAPE: gl.constexpr = [STAGES, 1, 1, N, D] if len(keys.block_type.shape) == 4 else [STAGES, 1, N, D]
     k_tiles = gl.allocate_shared_memory(keys.dtype, SHAPE, keys.layout)
@@ -131,14 +131,14 @@ def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: g
 
 @gluon_jit
 def free_slot(ring, j):
-    """(stage, phase of its `empty` barrier to wait for) for the tile of step j."""
+    """Return (stage, phase to wait for at its `empty` barrier) for the tile of step j."""
     STAGES: gl.constexpr = ring[0].type.shape[0]
     return j % STAGES, (j // STAGES & 1) ^ 1
 
 
 @gluon_jit
 def fill(pool, ring, slot, place, starts, offset):
-    """Producer: fetch a tile once the stage of a slot is empty, in parts that begin `offset` behind `starts`."""
+    """Producer: fetch a tile once the stage of a slot is empty, in parts that begin `offset` after `starts`."""
     tiles, full, empty = ring
     N: gl.constexpr = tiles.type.shape[-2]
     BOX: gl.constexpr = pool.block_type.shape[-2]
@@ -153,20 +153,20 @@ def fill(pool, ring, slot, place, starts, offset):
 
 @gluon_jit
 def slot_of(ring, j):
-    """(stage, phase) of the tile of step j."""
+    """Return (stage, phase) of the tile of step j."""
     STAGES: gl.constexpr = ring[0].type.shape[0]
     return j % STAGES, j // STAGES & 1
 
 
 @gluon_jit
 def wait_full(ring, slot):
-    """Consumer: wait until the tile of a slot has arrived."""
+    """Consumer: wait for the tile of a slot."""
     mbarrier.wait(ring[1].index(slot[0]), slot[1])
 
 
 @gluon_jit
 def tile_of(ring, slot):
-    """The tile [N, D] of a slot."""
+    """Return the tile [N, D] of a slot."""
     tiles = ring[0]
     return tiles.index(slot[0]).reshape([tiles.type.shape[-2], tiles.type.shape[-1]])
 
@@ -179,7 +179,7 @@ def release(ring, slot):
 
 @gluon_jit
 def begin_logits(q_tile, k_ring, slot):
-    """Begin the product of 64 queries and the keys of a slot, which have arrived."""
+    """Start the product of 64 queries and the keys of a slot, which are loaded."""
     k = tile_of(k_ring, slot).permute((1, 0))
     N: gl.constexpr = k.type.shape[1]
     zeros = gl.zeros([64, N], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
@@ -188,7 +188,7 @@ def begin_logits(q_tile, k_ring, slot):
 
 @gluon_jit
 def first_logits(q_tile, k_ring):
-    """Logits of the first step, in which there are no weights to multiply yet."""
+    """Compute the logits of the first step, without weights of a preceding step."""
     wait_full(k_ring, (0, 0))
     s = begin_logits(q_tile, k_ring, (0, 0))
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -198,7 +198,7 @@ def first_logits(q_tile, k_ring):
 
 @gluon_jit
 def softmax(s, m_i, l_i, scale, EMPTY: gl.constexpr):
-    """(weights, alpha, m_i, l_i) after logits s. EMPTY: a row may have seen no key yet."""
+    """Return (weights, alpha, m_i, l_i) after logits s. EMPTY: a row may have no visible key so far."""
     new = gl.maximum(m_i, gl.max(s, 1) * scale)
     safe = gl.where(new == float("-inf"), 0.0, new) if EMPTY else new
     p = gl.exp2(s * scale - safe[:, None])
@@ -228,16 +228,16 @@ def operand(weights, acc, dtype):
 
 @gluon_jit
 def end_step(acc, s, m_i, l_i, scale, v_ring, last, EMPTY: gl.constexpr):
-    """Softmax of a step, and the end of the product with the values of slot `last`: (acc, weights, alpha, m_i, l_i)."""
+    """Compute the softmax of a step, finish the product with the values of slot `last`; return the new state."""
     weights, alpha, m_i, l_i = softmax(s, m_i, l_i, scale, EMPTY)
-    acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights too: else computed after the wait
+    acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights too: else they are computed after the wait
     release(v_ring, last)
     return acc, weights, alpha, m_i, l_i
 
 
 @gluon_jit
 def first_softmax(s, scale):
-    """Softmax of the first step: (weights, alpha, m_i, l_i)."""
+    """Compute the softmax of the first step: (weights, alpha, m_i, l_i)."""
     m_i = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, s.type.layout))
     l_i = gl.zeros([64], gl.float32, gl.SliceLayout(1, s.type.layout))
     return softmax(s, m_i, l_i, scale, True)
@@ -245,7 +245,7 @@ def first_softmax(s, scale):
 
 @gluon_jit
 def normalize(acc, at_row, l_i):
-    """(acc / l_i, whether the row saw a key): 0 for a row that saw none."""
+    """Return (acc / l_i, whether the row has visible keys): 0 for a row without."""
     some = (at_row >= 0) & (l_i > 0)
     share = gl.where(some, 1.0 / gl.where(some, l_i, 1.0), 0.0)
     share = gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout))

@@ -1,8 +1,8 @@
-"""`few_rows_linear` for Hopper: one group of warps fetches the matrix ahead of the groups that compute.
+"""`few_rows_linear` for Hopper: a producer warpgroup fetches the matrix ahead of the consumers.
 
-The matrix is not a result of an earlier kernel. So if kernels overlap, its first tiles, as many as shared memory holds,
-are fetched while the preceding kernel still runs; only rows are waited for. A program takes `boxes` boxes of rows of
-the matrix and one part of its channels. Names are those of `_shared.hopper`.
+The matrix is not the output of an earlier kernel. So if kernels overlap, its first tiles, as many as shared memory
+holds, are fetched while the preceding kernel still runs; only the input rows are waited for. A program processes
+`boxes` boxes of rows of the matrix and one part of its channels. Names are those of `_shared.hopper`.
 
 With `gated`, the two boxes of a program are the same rows of the two halves of the matrix, gate and up projection, and
 their SwiGLU is written (`silu_and_mul`): [R, N / 2].
@@ -33,7 +33,7 @@ SHARED = 224 << 10  # bytes of a multiprocessor's shared memory for the rings
 
 @dataclass(frozen=True)
 class RingConfig:
-    """Rows of a box of the matrix, boxes of a program, channels of a step, stages of the ring, parts of K."""
+    """Rows of a box of the matrix, boxes of a program, channels of a step, stages of the ring, split-K parts."""
 
     box: int = 128
     boxes: int = 1
@@ -49,7 +49,7 @@ class RingConfig:
         )
 
     def fits(self, rows: int) -> bool:
-        """Whether the ring fits into shared memory together with so many rows."""
+        """Return whether the ring and `rows` rows fit into shared memory."""
         return (self.box * self.boxes + padded_width(rows)) * self.channels * 2 * self.stages <= SHARED
 
 
@@ -91,7 +91,7 @@ def _store(out, acc, n, width, rows):
 
 @gluon_jit
 def _consume(out, rings, place, rows, width, GATED: gl.constexpr, PDL: gl.constexpr):
-    """Multiply boxes of the matrix with rows."""
+    """Multiply boxes of the matrix with the input rows."""
     w_tiles, x_tiles, full, empty = rings
     one, _two, _begin, steps = place
     STAGES: gl.constexpr = x_tiles.type.shape[0]
@@ -130,7 +130,7 @@ def _linear(
     x, weight, out, rows, width, channels, splits, BOX: gl.constexpr, BOXES: gl.constexpr, K: gl.constexpr, ROWS:
     gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One tile of N, one part of K. `width`: columns of out, [splits, rows, width]."""
+    """Compute one tile of N over one part of K. `width`: columns of out, [splits, rows, width]."""
     tile, split = gl.program_id(0), gl.program_id(1)
     pipe.let_next_begin(PDL)
     all_steps = (channels + K - 1) // K
@@ -157,7 +157,7 @@ def _linear(
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether this kernel takes arguments: a Hopper GPU, 16-bit numbers, few rows."""
+    """Return whether this kernel supports the arguments: a Hopper GPU, 16 bits, few rows."""
     if GluonDescriptor is None or x.device.type != "cuda" or torch.cuda.get_device_capability(x.device)[0] != 9:
         return False
     aligned = all(y.stride(1) == 1 and y.stride(0) % 8 == 0 and y.data_ptr() % 16 == 0 for y in (x, weight))
@@ -165,9 +165,9 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def launch_parts(x: Tensor, weight: Tensor, config: RingConfig, early: bool = True) -> Tensor:
-    """Multiply x [R, K] by weight [N, K] -> [splits, R, N], fp32 where there are parts; gated, [1, R, N / 2].
+    """Multiply x [R, K] by weight [N, K] -> [splits, R, N], fp32 if splits > 1; gated, [1, R, N / 2].
 
-    `early`: the matrix was written before the preceding kernel began, so with overlap it is fetched while that runs.
+    `early`: the matrix was written before the preceding kernel started; with overlap it is fetched while that runs.
     """
     (rows, channels), width = x.shape, len(weight)
     width = width // 2 if config.gated else width

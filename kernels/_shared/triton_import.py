@@ -1,6 +1,6 @@
 """Triton, and Gluon for Hopper, if they are installed.
 
-Otherwise stand-ins allow modules to be imported and every `reference` to be called; a `launch` raises.
+Without them, stubs keep modules importable and each `reference` callable; a `launch` raises.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ import torch
 
 
 class _Language:
-    """Stand-in for `tl` and `gl`: the names that Python evaluates when a kernel is defined."""
+    """Stub for `tl` and `gl`: the names that Python evaluates when a kernel is defined."""
 
     constexpr = staticmethod(lambda value: value)
 
 
-def _keep(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `jit`: return the function unchanged."""
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Stub for `jit`: return the function unchanged."""
     return function
 
 
@@ -27,7 +27,7 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:
     triton = TensorDescriptor = None
-    tl, jit = _Language, _keep
+    tl, jit = _Language, _unchanged
 
 try:
     if triton is None or [int(part) for part in triton.__version__.split(".")[:2]] < [3, 6]:
@@ -45,7 +45,7 @@ try:
 
     async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # before Triton 3.7
 except ImportError:
-    gl, gluon_jit = _Language, _keep
+    gl, gluon_jit = _Language, _unchanged
     async_load = fence_async_shared = mbarrier = warpgroup_mma = warpgroup_mma_wait = GluonDescriptor = None
 
 
@@ -56,12 +56,12 @@ try:
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
 
-OVERLAP = True  # kernels begin while preceding ones end (programmatic dependent launch), if the GPU supports it
+OVERLAP = True  # programmatic dependent launch (PDL): kernels start while preceding ones end, if the GPU supports it
 
 
 @jit
 def after_previous(PDL: tl.constexpr):
-    """With PDL, let the next kernel begin, and wait until the results of the preceding one can be read."""
+    """With PDL, let the next kernel start, and wait until the results of the preceding one can be read."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -69,14 +69,14 @@ def after_previous(PDL: tl.constexpr):
 
 @jit
 def prefetch(at):
-    """Fetch the lines that pointers `at` point into to the L2 cache, without waiting for them."""
+    """Prefetch the cache lines of pointers `at` into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
 def overlap(device: Any) -> tuple[dict[str, bool], bool]:
-    """Return (launch options, whether the kernel has to wait for the preceding one itself)."""
+    """Return (launch options, whether the kernel itself must wait for the preceding one)."""
     if not OVERLAP or gdc_wait is None or device.type != "cuda":
         return {}, False
     able = torch.cuda.get_device_capability(device)[0] >= 9
@@ -86,7 +86,7 @@ def overlap(device: Any) -> tuple[dict[str, bool], bool]:
 def need_triton(name: str) -> None:
     """Raise NotImplementedError without Triton."""
     if triton is None:
-        raise NotImplementedError(f"{name}.launch needs Triton, which is not installed here; use reference")
+        raise NotImplementedError(f"{name}.launch needs Triton, which is not installed: use reference")
 
 
 def padded_width(width: int) -> int:

@@ -1,16 +1,16 @@
-"""`_tiles.triton_kernel` for Hopper: the same lists, rows and results, by its copy engine and asynchronous matrix unit.
+"""`_tiles.triton_kernel` for Hopper: the same lists, rows and results, with TMA and asynchronous wgmma.
 
-Names and pipeline are those of `_shared.hopper`: a producer, and two consumers of 64 rows each. Tiles are taken from
-the last to the first, so those that need a mask come first. Query tiles of 64 rows, each with a list of its own, are
-computed two by two from merged lists (`merge_pairs`): each consumer has its tile, and hides from it what only the other
+Names and pipeline are those of `_shared.hopper`: a producer, and two consumers of 64 rows each. Tiles are processed
+from last to first, so tiles that need a mask come first. Query tiles of 64 rows, each with its own list, are computed
+in pairs from merged lists (`merge_pairs`): each consumer has its query tile, and masks entries that only the other
 keeps.
 
-Every query tile has a program of its own. A persistent grid, whose programs take one tile after the other and fetch the
-next while they write, gave the same numbers and was slower on an H200: dense at 8K and 32K, 15% of 128K, a chunk.
+Each query tile has its own program. A persistent grid, which fetches the next tile while it writes the current one,
+gave the same results and was slower on an H200: dense at 8K and 32K, 15% of 128K, a chunk.
 
-    entry      a key tile of the program's list; of a merged list, 4 · tile + a bit for each consumer that keeps it
+    entry      a key tile of the program's list; in a merged list, 4 · tile + a bit per consumer that keeps it
     step       N keys: several entries, or a part of one
-    tile_list  (entries that a row sees, where the list lies, the number of the KV head's first tile)
+    tile_list  (number of visible entries, pointer to the list, index of the KV head's first tile)
 """
 
 import torch
@@ -35,12 +35,12 @@ WIDTHS = (64, 128, 256)
 
 
 def keys_of(width: int) -> int:
-    """Keys per step for head width `width`: as many as shared memory and registers hold."""
+    """Return the keys per step for head width `width`, as limited by shared memory and registers."""
     return 64 if width > 128 else 128
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, size: int | None, queries: int) -> bool:
-    """Whether it takes arguments of `_tiles.triton_kernel.launch`: a Hopper GPU, 16-bit numbers, its head widths."""
+    """Return whether arguments of `_tiles.triton_kernel.launch` are supported: Hopper, 16 bits, head widths."""
     if not pipe.fits_gpu(q, (keys, values)) or q.shape[3] not in WIDTHS or (size is not None and size < 32):
         return False
     return q.shape[2] <= queries or queries % pipe.ROWS == 0 or queries == pipe.ROWS // 2
@@ -54,7 +54,7 @@ def _produce(
     _, _, k_ring, v_ring, _ = rings
     N: gl.constexpr = k_ring[0].type.shape[-2]
     SUB: gl.constexpr = SIZE // N if SIZE > N else 1  # steps of an entry
-    AHEAD: gl.constexpr = N <= 2 * SIZE  # load entries a step ahead, as they take as long as a tile
+    AHEAD: gl.constexpr = N <= 2 * SIZE  # load entries a step ahead: their latency is that of a tile
     coming = walk.starts_of(steps - 1, tile_list, LISTED, PAIRED, SIZE, N)
     for j in range(steps):
         slot = pipe.free_slot(k_ring, j)
@@ -72,7 +72,7 @@ def _produce(
 def _steps(
     state, begin, end, mine, MASKED: gl.constexpr, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr
 ):
-    """Steps `begin` to `end`. MASKED: rows see a part of their keys."""
+    """Process steps `begin` to `end`. MASKED: their keys are partly visible."""
     acc, weights, alpha, m_i, l_i = state
     consumer, q_tile, k_ring, v_ring, at_row, tile_list, steps, scale = mine
     N: gl.constexpr = k_ring[0].type.shape[-2]
@@ -81,7 +81,7 @@ def _steps(
     if HIDE:  # loaded a step ahead
         coming = walk.kept_by(steps - 1 - begin, consumer, tile_list, SIZE, N)
     for j in range(begin, end):
-        # both slots first: in another order, head width 64 took 8% longer on an H100
+        # compute both slots first: otherwise head width 64 took 8% longer on an H100
         now, last = pipe.slot_of(k_ring, j), pipe.slot_of(v_ring, j - 1)
         p = pipe.operand(weights, acc, v_ring[0].dtype)
         pipe.wait_full(k_ring, now)
@@ -124,7 +124,7 @@ def _consume(
     s = walk.masked_logits(s, steps - 1, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
     acc = gl.zeros([64, D], gl.float32, RESULT)
     weights, alpha, m_i, l_i = pipe.first_softmax(s, scale)
-    # memory behind the last token may hold NaN, and 0 · NaN is not 0: each consumer clears half of the values
+    # memory after the last token may be NaN, and 0 · NaN is not 0: each consumer clears half of the values
     pipe.wait_full(v_ring, (0, 0))
     v = pipe.tile_of(v_ring, (0, 0)).slice(consumer * (N // 2), N // 2, dim=0)
     wide = v.load(FLAT)
@@ -159,11 +159,11 @@ def _attend(
     D: gl.constexpr = keys.block_type.shape[3]
     section, place = gl.program_id(0) // (row_tiles * together), gl.program_id(0) % (row_tiles * together)
     head = section * together + place % together
-    tile_m = row_tiles - 1 - place // together  # the last rows see most keys, so they begin first
+    tile_m = row_tiles - 1 - place // together  # the last rows attend to the most keys: start them first
     request = gl.program_id(1)
     kv_head = head // GROUP
     first = tile_m * 128
-    # queries are fetched while rows and list are loaded
+    # queries are fetched while positions and lists are loaded
     q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, 64, D], q.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
@@ -183,7 +183,7 @@ def _attend(
     if LISTED:
         if STRIDED:
             tile_base = (request * (HEADS // GROUP) + kv_head) * capacity
-        # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
+        # tile j is fully visible if (j + 1) * SIZE - 1 <= lowest, and partly if j * SIZE <= highest
         whole = (lowest + 1) // SIZE - 1 + tile_base
         some = tile_base + gl.where(highest < 0, -1, highest // SIZE)
         if PAIRED:
@@ -226,7 +226,7 @@ def launch(
     strided: bool = False,
     buffers: int = pipe.STAGES,
 ) -> Tensor:
-    """Compute `_tiles.reference.reference` on a Hopper GPU, for arguments that `fits` approves."""
+    """Compute `_tiles.reference.reference` on a Hopper GPU, for arguments that satisfy `fits`."""
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
     q = q if pipe.aligned(q) and 0 not in q.stride() else q.clone(memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
 """Lists of key tiles for `_tiles.hopper`: the keys of a step, and the mask of each row.
 
-`merge_pairs` merges the lists of two adjacent query tiles, so that a program computes both and fetches each tile of
-keys once. An entry is 4 · tile, + 1 if the first keeps the tile, + 2 if the second does; entries are in the order of
-tiles. It runs on the device without synchronization.
+`merge_pairs` merges the lists of two adjacent query tiles: a program computes both and fetches each key tile once. An
+entry is 4 · tile, + 1 if the first keeps the tile, + 2 if the second does; entries are in order of tiles. It runs on
+the device without synchronization.
 """
 
 import torch
@@ -15,7 +15,7 @@ from workbench.kernels._shared.triton_import import gl, gluon_jit, jit, tl
 
 @gluon_jit
 def start_of(entry, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr):
-    """Position of the first key of an entry of the list; OUTSIDE behind its end."""
+    """Return the position of the first key of a list entry; OUTSIDE after the end of the list."""
     entries, list_at, tile_base = tile_list
     if LISTED:
         inside = entry < entries
@@ -29,7 +29,7 @@ def start_of(entry, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE:
 
 @gluon_jit
 def starts_of(step, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr):
-    """Positions of the first keys of the entries of a step, or of the one entry that it is a part of."""
+    """Return the positions of the first keys of a step's entries, or of the entry that it is a part of."""
     PER: gl.constexpr = N // SIZE if N > SIZE else 1
     starts = (start_of(step // (SIZE // N) if SIZE > N else step * PER, tile_list, LISTED, PAIRED, SIZE),)
     for i in gl.static_range(1, PER):
@@ -39,7 +39,7 @@ def starts_of(step, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE:
 
 @gluon_jit
 def positions_of(step, col, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr):
-    """(positions of the keys `col` of a step, their entries)."""
+    """Return (positions of the keys `col` of a step, their entries)."""
     if SIZE >= N:
         entry = step // (SIZE // N)
         at = start_of(entry, tile_list, LISTED, PAIRED, SIZE) + step % (SIZE // N) * N + col
@@ -51,7 +51,7 @@ def positions_of(step, col, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexp
 
 @gluon_jit
 def masked_logits(s, step, consumer, at_row, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr):
-    """Mask the logits of keys behind each row, and of entries that this consumer does not keep."""
+    """Mask the logits of future keys, and of entries that this consumer does not keep."""
     N: gl.constexpr = s.type.shape[1]
     col = gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout))
     at, entry = positions_of(step, col, tile_list, LISTED, PAIRED, SIZE, N)
@@ -63,7 +63,7 @@ def masked_logits(s, step, consumer, at_row, tile_list, LISTED: gl.constexpr, PA
 
 @gluon_jit
 def kept_by(step, consumer, tile_list, SIZE: gl.constexpr, N: gl.constexpr):
-    """Bits of the entries of a step that this consumer keeps; all are set behind the end of the list."""
+    """Return the bits of a step's entries that this consumer keeps; all are set after the end of the list."""
     PER: gl.constexpr = N // SIZE if N > SIZE else 1
     kept = 0
     for i in gl.static_range(PER):
@@ -87,7 +87,7 @@ CHUNK = 256  # entries at a time
 
 
 def merged_pairs(indptr: Tensor, indices: Tensor, lists: int) -> tuple[Tensor, Tensor]:
-    """(indptr [N + 1], indices), int32: `lists` query tiles a group become ⌈lists / 2⌉ pairs; the last may be alone."""
+    """Merge lists to (indptr, indices), int32: `lists` per group become ⌈lists / 2⌉ pairs; the last may be single."""
     ends, merged = indptr.tolist(), [0]
     entries: list[int] = []
     for group in range((len(indptr) - 1) // lists):
@@ -103,7 +103,7 @@ def merged_pairs(indptr: Tensor, indices: Tensor, lists: int) -> tuple[Tensor, T
 
 @jit
 def _ends(indptr, lists, pairs):
-    """Begins and ends of the two lists of this program's pair; the second is empty if the first is alone."""
+    """Return begins and ends of the two lists of this program's pair; the second may be missing, and is then empty."""
     pair = tl.program_id(0)
     one = pair // pairs * lists + pair % pairs * 2
     begin, middle = tl.load(indptr + one), tl.load(indptr + one + 1)
@@ -115,7 +115,7 @@ def _ends(indptr, lists, pairs):
 
 @jit
 def _below(indices, begin, end, x, halvings):
-    """(how many of the rising indices from `begin` to `end` are below each x, whether x is among them)."""
+    """Return (how many of the rising indices from `begin` to `end` are below each x, whether x is among them)."""
     low, high = tl.zeros_like(x), tl.zeros_like(x) + (end - begin)
     for _ in range(halvings):
         middle = (low + high) // 2
@@ -148,7 +148,7 @@ def _merge_write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK
             first, last, other, other_end = middle, end, begin, middle
         else:
             first, last, other, other_end = begin, middle, middle, end
-        common = 0  # earlier tiles in both lists, which were counted twice
+        common = 0  # earlier tiles that are in both lists
         for at in range(first, last, CHUNK):
             i = at + tl.arange(0, CHUNK)
             x = tl.load(indices + i, mask=i < last, other=INVALID_POS)
@@ -163,7 +163,7 @@ def _merge_write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK
 
 
 def merge_pairs(indptr: Tensor, indices: Tensor, lists: int, longest: int) -> tuple[Tensor, Tensor]:
-    """`merged_pairs` on a GPU, for lists of at most `longest` entries; `indices` is unwritten behind the last list."""
+    """Compute `merged_pairs` on a GPU, for lists of at most `longest` entries; unwritten after the last list."""
     pairs = -(-lists // 2)
     count = (len(indptr) - 1) // lists * pairs
     counts = torch.empty(count + 1, dtype=torch.int32, device=indptr.device)

@@ -1,4 +1,4 @@
-"""`_tiles.triton_kernel` in torch, with random numbers and choices for comparisons."""
+"""Torch reference of `_tiles.triton_kernel`, with random inputs and selections for comparisons."""
 
 from collections.abc import Iterator
 
@@ -21,9 +21,9 @@ def reference(
     *,
     strided: bool = False,
 ) -> Tensor:
-    """Computed in the dtype of `q`.
+    """Compute the result in torch, in the dtype of `q`.
 
-    `strided`: the lists of a KV head count from its first tile in [B · H · T / size].
+    `strided`: tile indices of a KV head include the offset of its first tile in [B · H · T / size].
     """
     batch, q_heads, count, _ = q.shape
     heads, length = keys.shape[1:3]
@@ -36,7 +36,7 @@ def reference(
             kept = _dense(indptr, indices, batch, b, heads, -(-count // queries), -(-length // size), strided)
             tile = torch.arange(count, device=q.device) // queries
             seen = seen & kept.repeat_interleave(q_heads // len(kept), 0)[:, tile][:, :, at // size]
-        blank = (at > rows[b].max()) | ~seen.any(0).any(0)  # keys that no row sees, which may be NaN
+        blank = (at > rows[b].max()) | ~seen.any(0).any(0)  # masked keys, which may be NaN
         k, v = (x[b].masked_fill(blank[:, None], 0) for x in (keys, values))
         out[b] = attend(q[b], k, v, seen, scale)
     return out
@@ -59,7 +59,7 @@ def _dense(
 def random_choice(
     seed: int, batch: int, groups: int, tiles: int, length: int, size: int, share: float, rows: Tensor, queries: int
 ) -> Tensor:
-    """[B, G, I, J] bool on the CPU: a share of the causal tiles, drawn; the tile of every row is kept."""
+    """Draw a selection [B, G, I, J] (bool, CPU): a share of all tiles, and the own tile of each row."""
     draw = torch.Generator().manual_seed(seed)
     kept = torch.rand(batch, groups, tiles, -(-length // size), generator=draw) < share
     for b, i, j in _own(rows.cpu(), queries, size):
@@ -75,7 +75,7 @@ def _own(rows: Tensor, queries: int, size: int) -> Iterator[tuple[int, int, int]
 def pool(
     seed: int, batch: int, heads: tuple[int, int], count: int, length: int, width: int, device: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random q [B, Hq, R, D]; keys and values [B, H, T, D], with more memory behind every head, which holds NaN."""
+    """Draw q [B, Hq, R, D], and keys and values [B, H, T, D] with NaN in memory after each head."""
     draw = torch.Generator().manual_seed(seed)
     q = torch.randn(batch, heads[0], count, width, generator=draw)
     pools = []

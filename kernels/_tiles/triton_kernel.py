@@ -1,11 +1,11 @@
-"""Attention of rows to selected tiles of contiguous keys.
+"""Attention over selected tiles of contiguous keys.
 
-The common part of `tile_attention` (tiles are chosen for each query tile and head) and `page_list_attention` (pages are
-chosen for a whole chunk and a group of heads).
+Shared by `tile_attention` (tiles are selected per query tile and head) and `page_list_attention` (pages are selected
+per chunk and group of heads).
 
-A choice is one rising list of key tiles for each (request, group of heads, query tile). The lists are compacted, so the
-loop over keys has no branch. Its front part, tiles that every row of the program sees in whole, needs no mask; where
-strides allow it, it is loaded through tensor descriptors. Names in the kernel are those of `_shared.attention`.
+A selection is one rising list of key tiles per (request, group of heads, query tile). The lists are compacted, so the
+loop over keys has no branch. Leading tiles that are fully visible to all rows of the program need no mask; if strides
+allow it, they are loaded through tensor descriptors. Names in the kernel are those of `_shared.attention`.
 """
 
 import torch
@@ -31,7 +31,7 @@ SIZES = (16, 32, 64, 128, 256)  # tokens of a key tile
 
 
 def configure(width: int, dtype: torch.dtype) -> Config:
-    """Return the launch shape for head width `width`."""
+    """Return the launch configuration for head width `width`."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1, descriptors=True)
     return Config(128, 64, 8, 2, descriptors=True) if width > 128 else Config(128, 128, 8, 2, descriptors=True)
@@ -40,7 +40,7 @@ def configure(width: int, dtype: torch.dtype) -> Config:
 def lists(kept: Tensor) -> tuple[Tensor, Tensor]:
     """Convert [..., J] bool to ascending lists (indptr [N + 1], indices), int32, on the same device.
 
-    Does not synchronize: `indices` has room for the longest lists, and is unwritten behind indptr[N].
+    There is no synchronization: `indices` has room for the longest lists, and is unwritten after indptr[N].
     """
     flat = kept.flatten(0, -2)
     indptr = torch.zeros(len(flat) + 1, dtype=torch.int32, device=kept.device)
@@ -57,7 +57,7 @@ def _span(
     state, begin, end, rows, tile_list, kv, scale, MASKED: tl.constexpr, LISTED: tl.constexpr, DESCRIPTORS:
     tl.constexpr, SIZE: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Steps `begin` to `end`, each BLOCK_N keys of a listed tile."""
+    """Process steps `begin` to `end`, each BLOCK_N keys of a listed tile."""
     acc, m_i, l_i = state
     x, at_row, highest = rows
     list_at, tile_base = tile_list
@@ -96,7 +96,7 @@ def _attend(
 ):  # fmt: skip
     section, place = tl.program_id(0) // (row_tiles * together), tl.program_id(0) % (row_tiles * together)
     head = (section * together + place % together).to(tl.int64)
-    tile_m = row_tiles - 1 - place // together  # the last rows see most keys, so they begin first
+    tile_m = row_tiles - 1 - place // together  # the last rows attend to the most keys: start them first
     request = tl.program_id(1)
     kv_head = head // GROUP
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -112,7 +112,7 @@ def _attend(
         first, last = tl.load(indptr + n), tl.load(indptr + n + 1)
         if STRIDED:
             tile_base = ((request * (HEADS // GROUP) + kv_head) * capacity).to(tl.int32)
-        # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
+        # tile j is fully visible if (j + 1) * SIZE - 1 <= lowest, and partly if j * SIZE <= highest
         clear = count_upto(indices, first, last, (lowest + 1) // SIZE - 1 + tile_base, 256) * (SIZE // BLOCK_N)
         tiles = count_upto(indices, first, last, tile_base + tl.where(highest < 0, -1, highest // SIZE), 256)
         tiles = tiles * (SIZE // BLOCK_N)
@@ -189,7 +189,7 @@ def check(q: Tensor, keys: Tensor, rows: Tensor, indptr: Tensor | None, size: in
     if q.shape[1] % keys.shape[1]:
         raise BadInput(f"{q.shape[1]} query heads cannot share {keys.shape[1]} KV heads")
     if rows.shape != (q.shape[0], q.shape[2]):
-        raise BadInput(f"rows {tuple(rows.shape)} of queries {tuple(q.shape)}: one position for each request and row")
+        raise BadInput(f"rows {tuple(rows.shape)} of queries {tuple(q.shape)}: one position per row is needed")
     if indptr is None:
         return
     if size not in SIZES:
@@ -203,7 +203,7 @@ def check(q: Tensor, keys: Tensor, rows: Tensor, indptr: Tensor | None, size: in
 
 
 def _regular(x: Tensor) -> bool:
-    """Whether [B, H, T, D] is a regular matrix of rows, as a tensor descriptor requires."""
+    """Return whether [B, H, T, D] is a matrix of evenly spaced rows, as a tensor descriptor requires."""
     batch, head, token, _ = x.stride()
     aligned = token * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
     return aligned and head % token == 0 and batch % token == 0

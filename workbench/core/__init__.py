@@ -1,4 +1,4 @@
-"""Tensors and token ids; no model: blocks, KV, masks, tiles, plans."""
+"""Tensors and token ids, without a model: blocks, KV, masks, tiles, plans."""
 
 from typing import Literal
 

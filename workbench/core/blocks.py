@@ -1,4 +1,4 @@
-"""Token blocks, each cached on its own, and the prompt that joins them."""
+"""Token blocks, which are cached independently, and the prompt that joins them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ from workbench.core.utils.annotations import LARGEST
 
 @dataclass(frozen=True)
 class Block:
-    """A run of token ids that is encoded on its own.
+    """A run of token ids that is encoded independently.
 
-    `label` is a name for display; blocks with equal tokens are equal whatever their labels. Raises BadInput for no
-    tokens, and for an id that is no integer from 0 to 2^31 - 1.
+    `label` is a display name and does not affect equality. Raises BadInput for no tokens, and for ids that are not
+    integers from 0 to 2^31 - 1.
     """
 
     tokens: tuple[int, ...]
     label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", _whole(self.tokens))
+        object.__setattr__(self, "tokens", _integers(self.tokens))
         if not self.tokens:
             raise BadInput(f"block {self.label!r} is empty: a block has at least one token")
         if min(self.tokens) < 0:
@@ -38,7 +38,7 @@ class Block:
 
     @cached_property
     def key(self) -> str:
-        """Content hash of the tokens, 32 hexadecimal digits: equal tokens, equal key."""
+        """Content hash of the tokens, 32 hexadecimal digits."""
         return sha256(",".join(map(str, self.tokens)).encode()).hexdigest()[:32]
 
     @cached_property
@@ -58,20 +58,20 @@ class Block:
         return f"Block({self.label!r}, {len(self):,} tokens)"
 
     def _repr_html_(self) -> str:
-        """Show label, length and content of the block in a notebook."""
+        """Show label, length and content in a notebook."""
         first = ", ".join(map(str, self.tokens[:16])) + (", …" if len(self) > 16 else "")
         rows = [("label", self.label or "–"), ("tokens", len(self)), ("ids", first), ("content", self.key)]
         return html_views.table("Block", rows)
 
 
-def _whole(tokens: Any) -> tuple[int, ...]:
-    """Return token ids as Python integers. Raises BadInput for anything but a list of whole numbers."""
+def _integers(tokens: Any) -> tuple[int, ...]:
+    """Return token ids as Python integers. Raises BadInput for anything but a list of integers."""
     try:
         if isinstance(tokens, str | bytes):
             raise TypeError
         return tuple(map(index, tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens))
     except (TypeError, NotImplementedError):  # NotImplementedError: a tensor without data
-        raise BadInput(f"tokens is {shown(tokens)}: a list of token ids is needed, whole numbers") from None
+        raise BadInput(f"tokens is {shown(tokens)}: a list of integer token ids is needed") from None
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Prompt:
     blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:
-        given: Any = self.blocks
-        if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
-            raise BadInput(f"blocks is {shown(given)}: a prompt is a list of blocks")
-        object.__setattr__(self, "blocks", tuple(given))
+        blocks: Any = self.blocks
+        if isinstance(blocks, torch.Tensor) or not isinstance(blocks, Iterable):
+            raise BadInput(f"blocks is {shown(blocks)}: a prompt is a list of blocks")
+        object.__setattr__(self, "blocks", tuple(blocks))
         if odd := [block for block in self.blocks if not isinstance(block, Block)]:
             raise BadInput(f"blocks holds {shown(odd[0])}: a prompt is a list of blocks")
         if len(self.blocks) < 2:
@@ -100,12 +100,12 @@ class Prompt:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Position of every block's first token."""
+        """Position of each block's first token."""
         return [0, *accumulate(map(len, self.blocks))][:-1]
 
     @cached_property
     def block_of(self) -> torch.Tensor:
-        """[T] index of the block each token belongs to (int64)."""
+        """[T] block index of each token (int64)."""
         return torch.repeat_interleave(torch.tensor([len(block) for block in self.blocks]))
 
     @cached_property
@@ -115,7 +115,7 @@ class Prompt:
 
     @property
     def context(self) -> tuple[Block, ...]:
-        """The blocks that can be cached: all but the question."""
+        """The cacheable blocks, without the question."""
         return self.blocks[:-1]
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class Prompt:
         return f"Prompt({len(self.context)} blocks of {self.starts[-1]:,} tokens, question of {len(self.blocks[-1]):,})"
 
     def _repr_html_(self) -> str:
-        """Show the blocks with their places in a notebook."""
+        """Show the blocks and their positions in a notebook."""
         last = len(self.blocks) - 1
         rows = [
             (number, "question" if number == last else block.label or "–", start, len(block), block.key[:12])

@@ -1,8 +1,8 @@
 """Keys and values of a run of tokens, one tensor per layer.
 
-Values derived from the keys of a layer (block means, …) are cached beside the KV (`Derived`), each with the number of
-tokens it covers. Writing keys makes them stale from the first written token on; the next caller updates them from there
-without reading earlier keys again.
+Values derived from the keys of a layer (block means, …) are cached with the KV (`Derived`), with the number of tokens
+that they cover. Writing keys makes them stale from the first written token on; they are updated from there on their
+next use, without reading earlier keys again.
 """
 
 from collections import Counter
@@ -25,42 +25,42 @@ class Derived:
         self._kept: dict[Hashable, tuple[Any, int]] = {}  # name → (value, number of tokens it covers)
 
     def changed(self, first: int) -> None:
-        """Mark every value as stale from token `first` on."""
+        """Mark all values stale from token `first` on."""
         self._kept = {name: (value, min(until, first)) for name, (value, until) in self._kept.items()}
 
     def completed(self, name: Hashable, length: int, complete: Callable[[Any, int], Any]) -> Any:
-        """Return the value `name` of the first `length` tokens, updated where it is stale.
+        """Return the value `name` for the first `length` tokens, updated if it is stale.
 
         `complete(value, first)` returns it updated from token `first` on; `value` is None the first time.
         """
-        value, until = self._kept.pop(name, (None, 0))  # removed first, in case `complete` fails half-way
+        value, until = self._kept.pop(name, (None, 0))  # removed first, in case `complete` fails
         value = complete(value, min(until, length))
         self._kept[name] = value, length
         return value
 
     def room(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the buffer `name`, made by `make` the first time, which a replayed CUDA graph fills on the device.
+        """Return the buffer `name`, created by `make` on first use, which a replayed CUDA graph fills on the device.
 
-        After a replay the caller reports by `reached` how many tokens it covers. Raises RuntimeError where it would
-        have to be made during the capture of a graph.
+        After a replay the caller calls `reached` with the number of tokens it covers. Raises RuntimeError if it would
+        be created during a graph capture.
         """
         if name not in self._kept:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{name} is not made while a graph is captured")
+                raise RuntimeError(f"{name} cannot be created during a graph capture")
             self._kept[name] = make(), 0
         return self._kept[name][0]
 
     def reached(self, until: int) -> None:
-        """Record that every value now covers the first `until` tokens."""
+        """Record that all values cover the first `until` tokens."""
         self._kept = {name: (value, until) for name, (value, _) in self._kept.items()}
 
 
 _NBYTES = attrgetter("nbytes")
 
-JOINED = 1 << 26  # maximum number of elements of one tensor on a GPU: larger caches are allocated layer by layer
+JOINED = 1 << 26  # maximum elements of one tensor on a GPU: larger caches are allocated per layer
 Tensors = list[torch.Tensor]
 Stacked = tuple[torch.Tensor, torch.Tensor] | None
-Shapes = Sequence[tuple[int, int]]  # heads and head width of every layer
+Shapes = Sequence[tuple[int, int]]  # heads and head width of each layer
 
 
 def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
@@ -78,7 +78,7 @@ def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 def side_by_side(
     make: Callable[..., torch.Tensor], shapes: Shapes, capacity: int, joined: bool | None = None, **options: Any
 ) -> Tensors:
-    """Make one tensor [H, capacity, D] a layer: views of one tensor where all layers have the same shape.
+    """Create one tensor [H, capacity, D] per layer, as views of one tensor if all layers have the same shape.
 
     An operation on all layers is then one call (`layered`). `make` is torch.zeros or torch.empty, `options` its
     arguments. `joined` allows the views; None: on a CPU, and elsewhere up to `JOINED` elements.
@@ -93,7 +93,7 @@ def side_by_side(
 
 
 def layered(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return tensors [H, T, D] as one view [L, H, T, D], or None where they are not evenly spaced in one storage."""
+    """Return tensors [H, T, D] as one view [L, H, T, D]; None if they are not evenly spaced in one storage."""
     first, last = layers[0], layers[-1]
     at = [x.data_ptr() for x in layers]
     step = at[1] - at[0] if len(at) > 1 else 0
@@ -108,11 +108,11 @@ def layered(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 @dataclass
 class KV:
-    """`keys[layer]` and `values[layer]` are [H, T, D]; H and D may differ from layer to layer, T may not.
+    """`keys[layer]` and `values[layer]` are [H, T, D]; H and D may differ between layers, T may not.
 
     H is KV heads, T tokens, D head width. Keys are rotated (RoPE) as if the run began at position `start`. `reserve`
-    sets capacity aside, so that `grow` appends in place. A `read_only` KV is shared (stores return such ones): prefill
-    refuses to write to it, so `clone` it first. Raises BadInput for tensors that do not agree.
+    allocates capacity, so that `grow` appends in place. A `read_only` KV is shared (stores return such ones): prefill
+    does not write to it, so `clone` it first. Raises BadInput for inconsistent tensors.
     """
 
     keys: Tensors
@@ -127,7 +127,7 @@ class KV:
         for name in ("keys", "values"):
             layers = getattr(self, name)
             if not isinstance(layers, list | tuple) or not all(isinstance(x, torch.Tensor) for x in layers):
-                raise BadInput(f"{name} is {shown(layers)}: a list of tensors is needed, one a layer")
+                raise BadInput(f"{name} is {shown(layers)}: a list of tensors is needed, one per layer")
         check_agreement(self.keys, self.values)
         annotations.check("start", self.start, Count)
 
@@ -152,7 +152,7 @@ class KV:
 
     @classmethod
     def within(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
-        """Return the first `length` tokens of tensors [H, capacity, D], one a layer; the rest is spare capacity."""
+        """Return the first `length` tokens of tensors [H, capacity, D], one per layer; the rest is spare capacity."""
         kv = cls([x[:, :length] for x in keys], [x[:, :length] for x in values], start)
         kv._backing = (keys, values)
         return kv
@@ -167,7 +167,7 @@ class KV:
         return f"KV({len(self):,} tokens from position {self.start:,}, {shape}, {stored})"
 
     def _repr_html_(self) -> str:
-        """Show shapes, places and size in a notebook."""
+        """Show shapes, positions and size in a notebook."""
         shapes = Counter(f"{x.shape[0]} heads × {x.shape[2]} channels" for x in self.keys)
         rows = [
             ("tokens", f"{len(self):,}, positions {self.start:,} to {self.start + len(self) - 1:,}"),
@@ -180,7 +180,7 @@ class KV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values (capacity set aside for later tokens not counted)."""
+        """Bytes of the keys and values, without spare capacity."""
         return sum(map(_NBYTES, self.stacked() or (*self.keys, *self.values)))
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -188,15 +188,15 @@ class KV:
         yield from self.values
 
     def stacked(self) -> Stacked:
-        """Return keys and values of all layers as two views [L, H, T, D]; None where `layered` finds none.
+        """Return keys and values of all layers as two views [L, H, T, D]; None if `layered` returns None.
 
-        The answer is cached until a layer's tensor is replaced.
+        The result is cached until a layer's tensor is replaced.
         """
-        held = [*self.keys, *self.values]
+        tensors = [*self.keys, *self.values]
         known = self._stacked
-        if known is None or len(known[0]) != len(held) or not all(map(is_, known[0], held)):
+        if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
             keys, values = layered(self.keys), layered(self.values)
-            self._stacked = known = held, None if keys is None or values is None else (keys, values)
+            self._stacked = known = tensors, None if keys is None or values is None else (keys, values)
         return known[1]
 
     def derived(self, layer: int) -> Derived:
@@ -204,13 +204,13 @@ class KV:
         return self._derived.setdefault(layer, Derived())
 
     def changed(self, first: int = 0) -> None:
-        """Report that keys from token `first` on were written: derived values of all layers are stale from there."""
+        """Report that keys from token `first` on were written: derived values of all layers become stale there."""
         for derived in self._derived.values():
             derived.changed(first)
 
     @annotations.checked
     def slice(self, begin: int, end: int) -> "KV":
-        """Copy tokens [begin, end) of this run, rotated as they are here. Raises BadInput out of range or if empty."""
+        """Copy tokens [begin, end), with unchanged rotation. Raises BadInput for an empty or invalid range."""
         if not 0 <= begin < end <= len(self):
             raise BadInput(f"cannot slice tokens {begin}:{end} of a KV of {len(self)} tokens")
         if (whole := self.stacked()) is not None:  # copies all layers at once
@@ -229,7 +229,7 @@ class KV:
 
     @annotations.checked
     def grow(self, count: Count) -> None:
-        """Append `count` unwritten tokens in place; existing tokens are copied only when capacity runs out.
+        """Append `count` unwritten tokens in place; existing tokens are copied only if capacity runs out.
 
         Raises BadInput for a read-only KV, as `reserve` does.
         """
@@ -243,7 +243,7 @@ class KV:
 
     @annotations.checked
     def reserve(self, count: Count) -> None:
-        """Set aside capacity for `count` more tokens, with at most one copy of the existing ones."""
+        """Allocate capacity for `count` more tokens, with at most one copy of the existing ones."""
         self._check_writable()
         if self._capacity() < len(self) + count:
             bigger = self._copy(len(self) + count)
@@ -271,7 +271,7 @@ class KV:
         return KV.within(copied(self.keys), copied(self.values), len(self), self.start)
 
     def _capacity(self) -> int:
-        """Return the number of tokens that fit without a copy; 0 without spare memory, or if tensors were replaced."""
+        """Return the capacity in tokens; 0 without spare memory, or if tensors were replaced."""
         if self._backing is None:
             return 0
         same = all(
@@ -283,6 +283,4 @@ class KV:
 
     def _check_writable(self) -> None:
         if self.read_only:
-            raise BadInput(
-                "this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it"
-            )
+            raise BadInput("this KV is read-only, as it is shared (a store returned it): assemble a prompt or clone it")

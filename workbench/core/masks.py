@@ -1,20 +1,20 @@
-"""Attention masks: rules about positions, (row, col) -> bool, written in Python or as a text.
+"""Attention masks: rules over positions, (row, col) -> bool, written in Python or as text.
 
-A rule is called with two integer tensors that broadcast, `row` the query's position and `col` the key's, and returns a
-bool tensor: whether the query may attend to the key. Rules are joined by `&`, `|` and `~`:
+A rule is called with two integer tensors that broadcast, query positions `row` and key positions `col`, and returns a
+bool tensor: whether the query may attend to the key. Rules are combined with `&`, `|` and `~`:
 
     block_attention(prompt) & (window(64) | sink(4))
 
-`parse` reads a rule from a text in Python's grammar. Nothing is evaluated: only the words below are understood.
+`parse` reads a rule from text in Python's grammar. Nothing is passed to `eval`; these words are supported:
 
-    row, col                        the positions of the query and of the key
-    block(row), block(col)          the number of their block; the last block is the question
-    question, length                number of the question's block; number of tokens
+    row, col                        positions of the query and of the key
+    block(row), block(col)          index of their block; the last block is the question
+    question, length                index of the question's block; number of tokens
     causal, same_block, block_attention      rules
-    window(n), sink(n)              the last n tokens up to the row; the first n tokens of the prompt
-    < <= > >= == !=, + - * // %, & | ~ (or: and, or, not), whole numbers, parentheses
+    window(n), sink(n)              the last n tokens up to the query; the first n tokens of the prompt
+    < <= > >= == !=, + - * // %, & | ~ (or: and, or, not), integers, parentheses
 
-A rule from a text is joined to `causal`, so a token never attends to later ones.
+A rule from text is combined with `causal`, so a token never attends to later ones.
 """
 
 import ast
@@ -35,7 +35,7 @@ Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class MaskRule:
-    """A mask rule with a name for display; any callable (row, col) -> bool tensor may be used in its place."""
+    """A mask rule with a display name; any callable (row, col) -> bool tensor can be used instead."""
 
     sees: Sees
     name: str
@@ -64,9 +64,9 @@ causal = MaskRule(lambda row, col: col <= row, "causal")
 
 
 def same_block(prompt: Prompt) -> MaskRule:
-    """Return the rule: both positions are in one block, before or after each other.
+    """Return the (non-causal) rule: both positions are in one block.
 
-    Positions behind the prompt, those of an answer, count as part of the question.
+    Positions after the prompt, those of an answer, count as part of the question.
     """
     blocks = prompt.block_of
 
@@ -77,7 +77,7 @@ def same_block(prompt: Prompt) -> MaskRule:
 
 
 def block_attention(prompt: Prompt) -> MaskRule:
-    """Return the causal rule: a block attends to itself, the question and the answer to everything before them.
+    """Return the causal rule: a block attends to itself, the question and the answer to all preceding tokens.
 
     Block-Attention (arXiv:2409.15355), figure 1.
     """
@@ -96,9 +96,9 @@ def _block(blocks: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def window(size: int) -> MaskRule:
-    """Return the rule: the last `size` positions, the query's own included. Raises BadInput for a size under 1."""
+    """Return the rule: the last `size` positions, including the query's own. Raises BadInput for a size below 1."""
     if size < 1:
-        raise BadInput(f"window size {size}: a window holds at least the row itself, 1")
+        raise BadInput(f"window size {size}: it is 1 or more")
     return MaskRule(lambda row, col: (col <= row) & (row - col < size), f"window({size})")
 
 
@@ -113,9 +113,8 @@ def sink(count: int) -> MaskRule:
 
 
 def visible(rule: Sees, rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
-    """Return the mask [R, C] (bool) that a rule gives for queries at `rows` [R] and keys at `cols` [C]."""
-    answer = rule(rows[:, None], cols[None])
-    return answer.expand(len(rows), len(cols))
+    """Return the mask [R, C] (bool) of a rule for queries at `rows` [R] and keys at `cols` [C]."""
+    return rule(rows[:, None], cols[None]).expand(len(rows), len(cols))
 
 
 WORDS = "row, col, block(row), block(col), question, length, causal, same_block, block_attention, window(n), sink(n)"
@@ -136,15 +135,15 @@ _COMPARE = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-_MOST = 1 << 31  # larger numbers cannot be positions: they are refused
+_MOST = 1 << 31  # larger numbers are no positions
 
 
 def parse(sentence: str, prompt: Prompt) -> MaskRule:
-    """Return the rule that a text describes, on the blocks of `prompt`. Raises BadInput where it is not understood."""
+    """Parse a mask rule over the blocks of `prompt`. Raises BadInput for invalid text."""
     probe = torch.arange(2)
     try:
         sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
-        sees(probe[:, None], probe[None])  # raises here, before any work
+        sees(probe[:, None], probe[None])  # raises for invalid text
     except BadInput:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -155,19 +154,19 @@ def parse(sentence: str, prompt: Prompt) -> MaskRule:
 
 
 def check(sentence: str) -> None:
-    """Raise BadInput where `parse` would refuse the text; no prompt is needed."""
+    """Raise BadInput for text that `parse` rejects; no prompt is needed."""
     parse(sentence, Prompt((Block((0,)), Block((0,)))))
 
 
-_FULL = 1 << 62  # limit of intermediate results: int64 holds 63 bits
+_FULL = 1 << 62  # limit of intermediate results, which are int64
 
 
 def _largest(value: Any) -> int:
     return abs(value) if isinstance(value, int) else int(value.abs().max()) if value.numel() else 0
 
 
-def _grown(do: Callable[[Any, Any], Any], left: int, right: int) -> int:
-    """Return the largest magnitude that a sum, difference or product can have."""
+def _bound(do: Callable[[Any, Any], Any], left: int, right: int) -> int:
+    """Return an upper bound of the magnitude of a sum, difference or product."""
     return left * right if do is operator.mul else left + right
 
 
@@ -242,7 +241,7 @@ class _Sentence:
         if do in (operator.floordiv, operator.mod) and not (isinstance(right, int) and right > 0):
             raise self._bad("// and % take a whole number above 0 on their right")
         numbers = self._number(left), self._number(right)
-        if do in (operator.add, operator.sub, operator.mul) and _grown(do, *map(_largest, numbers)) >= _FULL:
+        if do in (operator.add, operator.sub, operator.mul) and _bound(do, *map(_largest, numbers)) >= _FULL:
             raise self._bad(f"its numbers grow beyond {_FULL:,}")
         return do(*numbers)
 

@@ -1,23 +1,23 @@
-"""Page tables: which pages of a KV cache each request reads, as paged kernels take them.
+"""Page tables: the pages of a KV cache that each request reads, as arguments of paged kernels.
 
-A cache is one pool [H, T, D] of pages of S slots, one token each. Page p is slots p·S to p·S + S - 1, for every head.
+A cache is a pool [H, T, D] of pages of S slots, one token each. Page p is slots p·S to p·S + S - 1 of all heads.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-INVALID_POS = 2**31 - 1  # position of a slot that no row sees
+INVALID_POS = 2**31 - 1  # position of a masked slot
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Positions [first, end) to which later rows attend in a softmax of their own, merged with that of all others.
+    """Positions [first, end) that later tokens attend to in a separate softmax, merged with that of the others.
 
-    APE (arXiv:2502.05431) attends to its parallel contexts like this.
+    Used by APE (arXiv:2502.05431) for its parallel contexts.
 
     temperature  divides the logits of these positions
-    gain         is added to their log-sum-exp, as a multiple of it: lse · (1 + gain) is their weight in the merge
+    gain         scales their log-sum-exp: lse · (1 + gain) is their weight in the merge
     """
 
     first: int
@@ -28,20 +28,18 @@ class Apart:
 
 @dataclass(frozen=True, eq=False)
 class Paged:
-    """The pages of B requests, at most P each, in the order of their first position; tensors are int32.
+    """The pages of B requests, at most P each, ordered by first position; tensors are int32.
 
     table          [B, P] page numbers
-    positions      [B, P, S] position of every slot; INVALID_POS where no row may attend to it
+    positions      [B, P, S] position of each slot; INVALID_POS if it is masked
     first          [B, P] smallest position of the page
-    last           [B, P] largest position of this page and all before it
-    shifts         [B, P] number of positions by which the page's keys are rerotated; None where none are
-    partial_pages  whether many pages have slots at INVALID_POS; otherwise pages from the first such page on are masked
-                   slot by slot
-    length         most tokens of a request, if every position from 0 to its last is in one visible slot; None where
-                   that is not known
-    page_max       [B, P] largest position of the page, INVALID_POS where a slot is at INVALID_POS; None: kernels that
-                   need it compute it
-    run            pages come in groups of this many with equal shifts, counted from the first page
+    last           [B, P] largest position up to and including the page
+    shifts         [B, P] positions by which the page's keys are rerotated; None: none are
+    partial_pages  whether many pages have masked slots; if not, pages from the first such page on are masked per slot
+    length         maximum tokens of a request, if each position from 0 to its last is in one visible slot; None: not
+                   known
+    page_max       [B, P] largest position of the page, INVALID_POS if it has masked slots; None: computed by kernels
+    run            group size of pages with equal shifts, counted from the first page
     """
 
     table: Tensor
@@ -65,8 +63,8 @@ class Paged:
     ) -> "Paged":
         """Return page numbers [B, P] and positions [B, P, S] as a page table, sorted by first position.
 
-        Sorting runs on the tensors' device without a host synchronisation. Pages without a visible slot come last. One
-        table serves all layers of a request.
+        Sorting runs on the tensors' device without a synchronization. Pages without a visible slot come last. One table
+        serves all layers of a request.
         """
         first, order = positions.amin(-1).sort(dim=-1, stable=True)
         positions = positions.gather(1, order[..., None].expand_as(positions))

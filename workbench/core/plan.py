@@ -1,4 +1,4 @@
-"""What one prefill computes: which tokens (rows), and what each of them may attend to."""
+"""Plan of a prefill: the tokens (rows) to compute, and what they attend to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from workbench.core.utils import annotations, html_views
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Site"], Tiles]
 # (queries [Hq, R, D], keys [H, T, D], values [H, T, D], rows [R], sees, tiles or None, scale) -> [Hq, R, D]
 Backend = Callable[..., torch.Tensor]
-# (layer, keys [H, T, D], values [H, T, D]): the whole cache with the rows just computed, changed in place
+# (layer, keys [H, T, D], values [H, T, D]): the whole KV including the computed rows, modified in place
 Adjust = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where in the model and in the prompt a sparse method is asked for its tiles.
+    """Context of a call of a sparse method: its place in the model and in the prompt.
 
-    layer     number of the layer
-    length    tokens of the whole prompt, of which rows and keys may be a part; None: they are all of it
-    derived   values cached beside the layer's keys; None: there are none
+    layer     index of the layer
+    length    tokens of the whole prompt, of which rows and keys may be a part; None: they are the whole prompt
+    derived   values derived from the layer's keys; None: there are none
     last      whether the rows are known to be the last of the keys, without a gap
     replayed  whether a CUDA graph replays the call with other rows; keys are then those of the whole prompt
     """
@@ -39,18 +39,18 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`rows` [R] are the positions computed now, in rising order; every other one is read from the cache.
+    """`rows` [R] are the positions to compute, in rising order; the others are read from the KV.
 
-    sees            mask rule: which keys a query may attend to (the model's own sliding window is joined to it)
-    sparse          a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the
+    sees            mask rule: which keys a query may attend to (combined with the model's own sliding window)
+    sparse          sparse method, called once per layer with that layer's queries, keys and rows; not called if the
                     layer's sliding window is narrower than the prompt
-    backend         carries out the attention in place of torch's `scaled_dot_product_attention`
+    backend         computes the attention instead of torch's `scaled_dot_product_attention`
     return_queries  layers whose queries are returned
     num_layers      stop after this many layers: their KV is written, there are no logits
-    adjust          called as adjust(layer, keys, values) once the rows' keys and values are written, before they
-                    attend: changes the layer's cache [H, T, D] in place
+    adjust          called as adjust(layer, keys, values) after the rows' keys and values are written, before
+                    attention: modifies the layer's KV [H, T, D] in place
 
-    Raises BadInput for rows that are no rising positions, and for a field that is not of its kind.
+    Raises BadInput for rows that are not rising positions, and for fields of the wrong type.
     """
 
     rows: torch.Tensor
@@ -82,7 +82,7 @@ class Plan:
             check_rule(self.sees, self.rows[:1])
 
     def _repr_html_(self) -> str:
-        """Show which rows are computed and how in a notebook."""
+        """Show the computed rows and the options in a notebook."""
         rows = [("rows", f"{len(self.rows):,}: {html_views.ranges(self.rows)}"), ("sees", _called(self.sees))]
         for name in ("sparse", "backend", "adjust"):
             rows += [(name, _called(value))] if (value := getattr(self, name)) is not None else []
@@ -92,7 +92,7 @@ class Plan:
 
 
 def _called(value: object) -> str:
-    """Return the name of a function, or else the repr of the value."""
+    """Return the name of a function, or the repr of another value."""
     return getattr(value, "__name__", None) or repr(value)
 
 
@@ -101,17 +101,17 @@ def check_rule(sees: Sees, rows: torch.Tensor) -> None:
     try:
         answer = sees(rows[:1, None], rows[None, :1])
     except TypeError as problem:
-        raise BadInput(f"sees cannot be asked about (row, column): {problem}") from None
+        raise BadInput(f"sees cannot be called with (row, column): {problem}") from None
     if not isinstance(answer, torch.Tensor) or answer.dtype != torch.bool or answer.numel() != 1:
-        raise BadInput(f"sees says {shown(answer)} of one row and one column: one bool each is needed")
+        raise BadInput(f"sees returns {shown(answer)} for one row and one column: a bool tensor is needed")
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass, as costs are counted: `rows` are computed over a cache of `length` tokens.
+    """A forward pass, to count its cost: `rows` are computed over a KV of `length` tokens.
 
-    num_layers  how many layers run; None: all
-    forward     passes with the same number run packed together and read the weights once
+    num_layers  number of layers that run; None: all
+    forward     passes with the same number are packed together and read the weights once
     weight      cost of a token in a helper model, relative to the model itself
     """
 

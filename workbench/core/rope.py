@@ -1,4 +1,4 @@
-"""Rerotate cached keys: re-encode their positions.
+"""Rerotate cached keys to new positions.
 
 RoPE rotates a key at position p by the angles p * inv_freq (RoFormer, arXiv:2104.09864, eq. 14-16), and
 R(p + s) = R(s) R(p): one more rotation by the constant s shifts the key. All tokens of a cached block share s.
@@ -18,10 +18,10 @@ Pairing = Literal["neox", "interleaved"]  # channels of a plane: (i, i + R/2) or
 def rotate(keys: Tensor, distance: int | Tensor, inv_freq: Tensor, pairing: Pairing = "neox") -> Tensor:
     """Return `keys` [H, T, D] rerotated to `distance` positions later, in a new tensor of the same dtype.
 
-    `distance` is one number, or [T], one for each token; negative shifts back. Only the first R = 2 * len(inv_freq)
-    channels are rotary; `pairing` says which two form a plane: "neox" (i, i + R/2), "interleaved" (2i, 2i + 1).
-    Arithmetic is fp32, angles are taken in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An attention scaling
-    that a model folds into cos and sin (YaRN) is in the keys already and is not applied twice.
+    `distance` is one number, or [T], one per token; a negative one shifts back. Only the first R = 2 * len(inv_freq)
+    channels are rotary; `pairing` is which two form a plane: "neox" (i, i + R/2), "interleaved" (2i, 2i + 1).
+    Arithmetic is fp32, angles are fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An attention scaling that a
+    model folds into cos and sin (YaRN) is already in the keys and is not applied again.
     """
     cos, sin = cos_sin(distance, inv_freq, keys.device)
     return rotate_by(keys, cos, sin, pairing)
@@ -30,7 +30,7 @@ def rotate(keys: Tensor, distance: int | Tensor, inv_freq: Tensor, pairing: Pair
 def rotate_layers(
     layers: Sequence[Tensor], distance: Tensor, inv_freq: Sequence[Tensor], pairing: Pairing = "neox"
 ) -> Iterator[Tensor]:
-    """Yield the keys of every layer as `rotate` returns them; layers with one frequency table share their angles."""
+    """Yield `rotate` of the keys of each layer; layers with the same frequency table share their angles."""
     known: dict[int, tuple[Tensor, Tensor]] = {}
     for keys, table in zip(layers, inv_freq, strict=True):
         if id(table) not in known:
@@ -55,7 +55,7 @@ def rotate_by(
 ) -> Tensor:
     """Rerotate `keys` [..., T, D] by the angles of `cos_sin`, into `out` if given (any dtype, not overlapping `keys`).
 
-    `cos` may also be [T or 1, R], the same R/2 columns twice: callers that rotate often prepare it once.
+    `cos` may also be [T or 1, R], its R/2 columns repeated, to save that work in repeated calls.
     """
     half = sin.shape[-1]
     if out is None:
@@ -81,13 +81,13 @@ def rotate_by(
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x` [H, T, R] of "neox" pairing by angles of `cos_sin`, in the dtypes given; differentiable."""
+    """Rotate `x` [H, T, R] of "neox" pairing by angles of `cos_sin`, in their dtypes; differentiable."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def pairing_of(name: str) -> Pairing:
-    """Return the pairing of this name. Raises BadInput for any other than "neox" and "interleaved"."""
+    """Return the pairing of this name. Raises BadInput for anything but "neox" and "interleaved"."""
     if name == "neox":
         return "neox"
     if name == "interleaved":
@@ -96,7 +96,7 @@ def pairing_of(name: str) -> Pairing:
 
 
 def _planes(keys: Tensor, half: int, pairing: Pairing) -> tuple[Tensor, Tensor]:
-    """Return two views [H, T, R/2]: first and second channel of every plane."""
+    """Return two views [H, T, R/2]: the first and the second channel of each plane."""
     if pairing_of(pairing) == "neox":
         return keys[..., :half], keys[..., half : 2 * half]
     return keys[..., : 2 * half : 2], keys[..., 1 : 2 * half : 2]

@@ -1,7 +1,7 @@
-"""Specs: how a method or a corpus is named on the command line, `name` or `name(option=value, …)`.
+"""Specs of methods and corpora on the command line: `name` or `name(option=value, …)`.
 
-A value is a Python literal, a word, another spec, or a path without blanks, commas, brackets and quotation marks. Any
-other path is written in quotation marks.
+A value is a Python literal, a word, another spec, or a path without blanks, commas, brackets and quotes. Other paths
+must be quoted.
 """
 
 import ast
@@ -36,13 +36,13 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def split(text: str) -> list[str]:
-    """Split a text at its commas, except those within brackets or quotation marks."""
+    """Split a string at its commas, except those within brackets or quotes."""
     cuts = [-1, *_commas(text), len(text)]
     return [text[begin + 1 : end].strip() for begin, end in pairwise(cuts)]
 
 
 def _commas(text: str) -> Iterator[int]:
-    """Yield the positions of commas outside brackets and quotes; a quote opens only where a value may begin."""
+    """Yield the positions of commas outside brackets and quotes; a quote opens only at the start of a value."""
     opened, quote, before = list[str](), "", ","
     for i, sign in enumerate(text):
         if quote:

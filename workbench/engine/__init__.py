@@ -1,4 +1,4 @@
-"""One forward pass: encode blocks, assemble a prompt from them, prefill what a plan asks for, decode."""
+"""The engine: encode blocks, assemble a prompt from them, prefill the tokens of a plan, decode."""
 
 from workbench.engine.assembly import Positions, assemble, empty
 from workbench.engine.encoding import encode, encode_many

@@ -1,4 +1,4 @@
-"""Assemble a prompt from cached blocks: keys are re-encoded for their new positions, the question is unwritten."""
+"""Assemble a prompt's KV from cached blocks, with keys rerotated to their new positions."""
 
 from collections.abc import Callable, Sequence, Set
 from typing import get_args
@@ -31,13 +31,13 @@ def assemble(
     positions: Positions = "re-encoded",
     reserve: Count = 0,
 ) -> KV:
-    """Return the prompt's KV, joined from those of its context blocks; the question's tokens are unwritten.
+    """Return the prompt's KV, joined from those of its context blocks; the question is unwritten.
 
     cached     the KV of each context block, in order
     positions  "re-encoded": keys are rerotated, once and in fp32 from the cached copy, to their block's new position;
-               "naive": keys stay as cached, as if every block were where it was encoded (PromptCache);
-               "shared": blocks share positions, the longest ends directly before the question (APE)
-    reserve    capacity for so many more tokens
+               "naive": keys are unchanged, with the positions of their encoding (PromptCache);
+               "shared": blocks share positions, and the longest ends directly before the question (APE)
+    reserve    capacity for this many more tokens
     """
     spec, shifts = _checked(model, prompt, cached, positions)
     blocks, capacity = [block.to(spec.device) for block in cached], len(prompt) + reserve
@@ -59,7 +59,7 @@ def assembly_of(
 ) -> tuple[KV, Callable[[int], None]]:
     """Return the KV that `assemble` would return, unwritten, and a function that writes the blocks of one layer.
 
-    It is for a prefill that begins before all layers are loaded (`waits` of `prefill_many`).
+    For a prefill that starts before all layers are loaded (`waits` of `prefill_many`).
     """
     spec, shifts = _checked(model, prompt, cached, positions)
     return _by_layer(spec, cached, shifts, len(prompt), len(prompt) + reserve)
@@ -72,20 +72,20 @@ def check_positions(positions: str) -> None:
 
 
 def shifts_of(blocks: Sequence[tuple[int, int]], positions: Positions) -> Tensor:
-    """Return the shift [B] of each block's keys, in positions; `blocks` are (position it was encoded at, length)."""
+    """Return the shift [B] of each block's keys, in positions; `blocks` are (position at encoding, length)."""
     starts, lengths = torch.tensor(blocks, dtype=torch.int64).reshape(-1, 2).unbind(1)
     if positions == "re-encoded":
         return lengths.cumsum(0) - lengths - starts
-    nearer = int(lengths.sum() - (starts + lengths).amax()) if positions == "shared" and len(blocks) else 0
-    return torch.full_like(starts, nearer)
+    shift = int(lengths.sum() - (starts + lengths).amax()) if positions == "shared" and len(blocks) else 0
+    return torch.full_like(starts, shift)
 
 
 def _together(
     spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, capacity: int
 ) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Return keys and values of all layers, made in few calls; None if layers are not contiguous in memory.
+    """Return keys and values of all layers, joined in few calls; None if layers are not contiguous in memory.
 
-    For CPUs: each call rotates the keys of one block again while they are in the processor's cache.
+    For CPUs: each call rerotates the keys of one block while they are in the processor's cache.
     """
     if spec.device.type != "cpu" or len({id(table) for table in spec.inv_freq}) > 1 or not blocks:
         return None
@@ -113,9 +113,9 @@ def _together(
 def _by_layer(
     spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, length: int, capacity: int
 ) -> tuple[KV, Callable[[int], None]]:
-    """Return unwritten KV of `length` tokens, and a function that puts a layer's blocks in place."""
+    """Return unwritten KV of `length` tokens, and a function that writes a layer's blocks."""
     lengths = torch.tensor([len(block) for block in blocks], dtype=torch.int64)
-    end, turned, kernels = int(lengths.sum()), bool(shifts.any()), on_gpu(spec.device)
+    end, shifted, kernels = int(lengths.sum()), bool(shifts.any()), on_gpu(spec.device)
     by_token = shifts.repeat_interleave(lengths).to(spec.device) if kernels else shifts
     keys, values = (
         [torch.empty(heads, capacity, width, dtype=spec.dtype, device=spec.device) for heads, width in spec.shapes]
@@ -124,13 +124,13 @@ def _by_layer(
     for whole in (*keys, *values):
         whole[:, end:] = 0
     tables: dict[int, tuple[Tensor, Tensor]] = {}
-    gathered: dict[tuple[int, int], Tensor] = {}  # keys as cached; a buffer that all layers reuse
+    gathered: dict[tuple[int, int], Tensor] = {}  # buffer for keys as cached, reused by layers
 
     def place(layer: int) -> None:
         out, table, shape = keys[layer][:, :end], spec.inv_freq[layer], spec.shapes[layer]
         torch.cat([block.values[layer].to(spec.device) for block in blocks], 1, out=values[layer][:, :end])
         cached = [block.keys[layer].to(spec.device) for block in blocks]
-        if not turned:
+        if not shifted:
             torch.cat(cached, 1, out=out)
             return
         together = gathered[shape] = torch.cat(cached, 1, out=gathered.get(shape))
@@ -148,7 +148,7 @@ def _by_layer(
 def _checked(
     model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions
 ) -> tuple[ModelSpec, Tensor]:
-    """Return the model's spec, and the distance by which each block moves. Raises BadInput."""
+    """Return the model's spec and the shift [B] of each block. Raises BadInput for KVs that do not fit."""
     check_positions(positions)
     spec = spec_for(model, [prompt.tokens])
     if len(cached) != len(prompt.context):
@@ -156,7 +156,7 @@ def _checked(
     alike = set(spec.shapes)
     for i, (block, kv) in enumerate(zip(prompt.context, cached, strict=True)):
         whole, count = kv.stacked() if isinstance(kv, KV) else None, len(block)
-        if whole is None or whole[0].dtype != spec.dtype or not _of_model(spec, alike, *(x.shape for x in whole)):
+        if whole is None or whole[0].dtype != spec.dtype or not _fits(spec, alike, *(x.shape for x in whole)):
             spec.check_shapes(kv)
         if len(kv) != count:
             raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {count}")
@@ -165,6 +165,6 @@ def _checked(
     return spec, shifts_of([(block.start, len(block)) for block in cached], positions)
 
 
-def _of_model(spec: ModelSpec, alike: Set[tuple[int, int]], keys: torch.Size, values: torch.Size) -> bool:
+def _fits(spec: ModelSpec, alike: Set[tuple[int, int]], keys: torch.Size, values: torch.Size) -> bool:
     """Return whether shapes [L, H, T, D] of keys and values fit a model whose layers are all `alike` [(H, D)]."""
     return keys == values and keys[0] == spec.layers and alike == {(keys[1], keys[3])}

@@ -1,4 +1,4 @@
-"""The context in which a chunk was cached, its attention to it, and how much of it is there again (Cache-Craft)."""
+"""The context that a chunk was cached in, its attention to it, and its overlap with a new context (Cache-Craft)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from workbench.engine.attention_maps import Crossing
 
 @dataclass(frozen=True)
 class Past:
-    """How a chunk was cached: the chunks before it, in order, with its attention to each, and its CCI (Cache-Craft)."""
+    """The context of a chunk at caching time: preceding chunks, its attention to each, and its CCI (Cache-Craft)."""
 
     prefix: tuple[tuple[str, float], ...]  #: (Block.key, inter-attention)
     cci: float
 
 
 def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
-    """Return the `Past` of every document block of a prompt that was computed in full; the first `system` have none."""
+    """Return the `Past` of each document block of a fully computed prompt; the first `system` blocks have none."""
     lengths = torch.tensor([float(len(block)) for block in prompt.context])
     of = prompt.block_of[: prompt.starts[-1]]
     sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] from row to column
@@ -32,10 +32,10 @@ def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
 
 
 def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:
-    """Return β' = β (1 - γ), how well the chunks before a chunk now match those at caching time; 1 if both are none.
+    """Return β' = β (1 - γ): how well a chunk's prefix matches its prefix at caching time; 1 if both are empty.
 
-    β is the share of the old inter-attention that went to chunks which are there again; γ is the share of pairs of
-    these whose order has changed (Kendall).
+    β is the share of the old inter-attention to chunks that are in the new prefix; γ is the share of pairs of these
+    whose order has changed (Kendall).
     """
     if not old:
         return 0.0 if new else 1.0

@@ -1,4 +1,4 @@
-"""Chunked prefill: the rows of a plan are computed some at a time, each chunk over the cache of those before it."""
+"""Chunked prefill: the tokens of a plan are computed in chunks, each over the KV of the chunks before it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +13,19 @@ from workbench.core.plan import Plan
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
 from workbench.engine.graphs.chunk_graph import ChunkGraph, replays
 
-ELEMENTS = 1 << 24  # maximum number of pairs of rows whose visibility is checked at a time
-MANY = 4  # passes with equal numbers of rows, from which capturing the computation between attentions pays off
-REPLAYED = 6  # chunks of a prompt, from which capturing whole chunks pays off
+ELEMENTS = 1 << 24  # maximum number of (query, key) pairs whose mask is checked at once
+MANY = 4  # from this many passes of equal size, capturing the computation between attentions pays off
+REPLAYED = 6  # from this many chunks of a prompt, capturing whole chunks pays off
 
 
 def prefill_chunked(
     model: PreTrainedModel, request: PrefillRequest, chunk: int, logits_to_keep: int = 0
 ) -> PrefillOutput:
-    """Prefill in passes of `chunk` rows; a sparse method selects tiles in each pass, for its rows.
+    """Prefill in passes of `chunk` tokens; a sparse method selects tiles in each pass, for its query tokens.
 
-    With dense attention the result is that of one pass. Rows may be scattered among cached blocks. Raises BadInput for
-    a chunk below 1 or below the method's tile, and for a mask rule by which a row attends to rows of later chunks.
+    With dense attention the result is that of one pass. The tokens may be scattered among cached blocks. Raises
+    BadInput for a chunk below 1 or below the method's tile, and for a mask rule under which a token attends to tokens
+    of later chunks.
     """
     return prefill_chunked_many(model, [request], chunk, logits_to_keep)[0]
 
@@ -65,14 +66,14 @@ def passes(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> Iter
 
 
 def _graph_of(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> ChunkGraph | None:
-    """Return the graph that replays the chunks of a request; None if they are few or cannot be replayed."""
+    """Return the CUDA graph that replays the chunks of a request; None if they are few or cannot be replayed."""
     if len(requests) != 1 or len(requests[0].rows) < REPLAYED:
         return None
     return ChunkGraph(model, requests[0].whole) if replays(model, requests[0].whole, requests[0].chunk) else None
 
 
 def check_chunk(plan: Plan, chunk: int) -> None:
-    """Raise BadInput for a chunk below 1 or a tile, and for a mask rule by which rows attend to later chunks."""
+    """Raise BadInput for a chunk below 1 or a tile, and for a mask rule under which tokens attend to later chunks."""
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise BadInput(f"chunk is {chunk!r}: it is a number of rows, 1 or more")
     tile = getattr(plan.sparse, "size", 1)  # a plain function has no `size`
@@ -99,7 +100,7 @@ class ChunkedRequest:
 
     whole: PrefillRequest
     chunk: int
-    keep: int  #: number of rows at the end that get logits; 0: all
+    keep: int  #: number of last tokens that get logits; 0: all
 
     def __post_init__(self) -> None:
         self.rows = self.whole.plan.rows.split(self.chunk)
@@ -108,7 +109,7 @@ class ChunkedRequest:
         self.backends: dict[int, str] = {}  # of the last chunk
 
     def logits_of(self, number: int) -> int:
-        """Return how many of the last rows of a chunk get logits."""
+        """Return how many of the last tokens of a chunk get logits."""
         if self.whole.plan.num_layers is not None:
             return 0
         total, end = len(self.whole.plan.rows), min((number + 1) * self.chunk, len(self.whole.plan.rows))
@@ -116,13 +117,13 @@ class ChunkedRequest:
         return max(0, min(end - first, len(self.rows[number])))
 
     def request(self, number: int, most: int) -> PrefillRequest:
-        """Return the request of one chunk; with `most` 0 (nobody needs logits) it ends at the last layer's KV."""
+        """Return the request of one chunk; with `most` 0 (no logits needed) it ends at the last layer's KV."""
         num_layers = self.whole.plan.num_layers or (None if most else len(self.whole.kv.keys))
         return replace(self.whole, plan=replace(self.whole.plan, rows=self.rows[number], num_layers=num_layers))
 
     def take(self, number: int, output: PrefillOutput) -> None:
-        if (wanted := self.logits_of(number)) and output.logits is not None:
-            self.logits.append(output.logits[-wanted:])
+        if (count := self.logits_of(number)) and output.logits is not None:
+            self.logits.append(output.logits[-count:])
         self.backends |= output.backends
         for layer, queries in output.queries.items():
             self.queries[layer].append(queries)

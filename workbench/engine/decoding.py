@@ -1,4 +1,4 @@
-"""Generate token by token after a prefill: greedy or sampled, streaming, several requests at once."""
+"""Decoding after a prefill: greedy or sampled, streamed, batched."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ from workbench.engine.forward import run
 from workbench.models.model_names import check_length
 from workbench.models.spec import spec_for
 
-LOWEST_TEMPERATURE = 1e-6  # keeps logits divided by it finite
-Tokens = list[int | None]  # one entry per request; None: this request has ended
+LOWEST_TEMPERATURE = 1e-6  # logits divided by it stay finite
+Tokens = list[int | None]  # one entry per request; None: the request has ended
 
 
 def decode(
@@ -33,20 +33,19 @@ def decode(
     sees: Sees | Sequence[Sees] = causal,
     backends: Sequence[Backend | None] = (),
 ) -> Iterator[Tokens]:
-    """Stream the answers of a batch: one list of B token ids a step, with None for requests that have ended.
+    """Stream the answers of a batch: one list of B token ids per step, None for requests that have ended.
 
-    kvs          KV of every request's whole prompt; generated tokens are appended in place (not the very last one)
-    logits       [B, V], or per request [V] or [R, V] of which the last row counts (`PrefillOutput.logits`)
-    temperature  0: the likeliest token; above: drawn from the `top_p` nucleus (Holtzman et al., arXiv:1904.09751)
-    seed         seed of the draws: one number for all requests, so that an answer does not depend on its batch, or one
-                 number per request
+    kvs          KV of each request's whole prompt; generated tokens except the last are appended in place
+    logits       [B, V], or per request [V] or [R, V], whose last row is used (`PrefillOutput.logits`)
+    temperature  0: greedy; above 0: sampled from the `top_p` nucleus (Holtzman et al., arXiv:1904.09751)
+    seed         sampling seed: one for all requests (an answer then does not depend on its batch), or one per request
     stop         strings that end a request, also across tokens; the token that completes one is streamed
-    sees         mask rule of the generated tokens, one or one per request
-    backends     attention backend of each request (`Plan.backend`); (): chosen
+    sees         mask rule of the generated tokens: one for all requests, or one per request
+    backends     attention backend of each request (`Plan.backend`); (): chosen automatically
 
-    A request ends at the end-of-text token or a special token that is a stop string (neither is streamed), at any other
-    stop string, at the model's context or after `max_new_tokens`. Raises BadInput, when called and before any work,
-    for arguments that do not fit.
+    A request ends at the end-of-text token or at a special token that is a stop string; neither is streamed. It also
+    ends at any other stop string, at the model's context length or after `max_new_tokens`. Raises BadInput for
+    invalid arguments, when called and before any work.
     """
     annotations.check("stop", stop, str | Sequence[str])
     annotations.check("seed", seed, int | Sequence[int])
@@ -55,24 +54,24 @@ def decode(
     check_options(max_new_tokens, temperature, top_p, stops, tokenizer)
     rules = list(sees) if isinstance(sees, Sequence) else [sees] * len(kvs)
     seeds = [seed] * len(kvs) if isinstance(seed, int) else list(seed)
-    for name, given in (("logits", logits), ("seeds", seeds), ("mask rules", rules)):
-        if len(given) != len(kvs):
-            raise BadInput(f"{len(given)} {name} for {len(kvs)} requests: give one for each")
+    for name, entries in (("logits", logits), ("seeds", seeds), ("mask rules", rules)):
+        if len(entries) != len(kvs):
+            raise BadInput(f"{len(entries)} {name} for {len(kvs)} requests: give one for each")
     if len({id(kv) for kv in kvs}) < len(kvs):
         raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
     for i, each in enumerate(logits):
         if not isinstance(each, torch.Tensor):
             raise BadInput(f"logits of request {i} are {shown(each)}: a tensor is needed")
         if each.ndim == 0 or each.numel() == 0:
-            raise BadInput(f"logits of request {i} are of shape {tuple(each.shape)}: [V], or [R, V] is needed")
+            raise BadInput(f"logits of request {i} are of shape {tuple(each.shape)}: [V] or [R, V] is needed")
     highest = [each.reshape(-1, each.shape[-1])[-1].amax() for each in logits]  # nan if any logit is nan
-    for i, finite in enumerate(torch.stack(highest).isfinite().tolist() if highest else ()):  # waits for the GPU once
+    for i, finite in enumerate(torch.stack(highest).isfinite().tolist() if highest else ()):  # one GPU synchronization
         if not finite:
-            raise BadInput(f"logits of request {i} hold nan or infinity: its keys, values or weights are damaged")
+            raise BadInput(f"logits of request {i} contain nan or infinity: its keys, values or weights are corrupt")
     spec = spec_for(model, kvs=kvs)
     for i, each in enumerate(logits):
         if each.shape[-1] < spec.vocabulary:
-            raise BadInput(f"logits of request {i} are {each.shape[-1]} wide: the vocabulary holds {spec.vocabulary:,}")
+            raise BadInput(f"logits of request {i} are {each.shape[-1]} wide: the vocabulary has {spec.vocabulary:,}")
     context = spec.context
     check_length(max_new_tokens, context)
     requests = [
@@ -104,7 +103,7 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:
 
 
 def special_ids(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
-    """Return the ids of stop strings that are special tokens; these end a request without appearing in its text."""
+    """Return the ids of stop strings that are special tokens: these end a request and are not part of its text."""
     known: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     ids = [known[stop] for stop in stops if stop in known]
     return frozenset(i for i in ids if not tokenizer.decode([i], skip_special_tokens=True))
@@ -119,7 +118,7 @@ def text_of(tokenizer: Any, tokens: Sequence[int], stop: str | Sequence[str] = (
 
 @dataclass
 class DecodeRequest:
-    """A request while it is decoded: its KV, mask rule, random generator and generated tokens."""
+    """Decoding state of a request: its KV, mask rule, random generator and generated tokens."""
 
     kv: KV
     sees: Sees
@@ -131,20 +130,20 @@ class DecodeRequest:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """How the next token is chosen: greedily, or drawn from the `top_p` nucleus at a temperature."""
+    """Sampling rule: greedy, or nucleus sampling with `top_p` at a temperature."""
 
     temperature: float
     top_p: float
 
     def __call__(self, logits: torch.Tensor, random: torch.Generator) -> int:
-        """Return a token id for logits [V]; sampled on the CPU in fp32, so that all devices agree."""
+        """Return a token id for logits [V]; sampling is on the CPU in fp32, so all devices agree."""
         if self.temperature == 0:
             return int(logits.argmax())
         probability, order = (
             (logits.float().cpu() / float(self.temperature)).softmax(-1).sort(descending=True, stable=True)
         )
         before = probability.cumsum(-1) - probability
-        nucleus = probability.masked_fill((before >= self.top_p) & (before > 0), 0)  # the likeliest token always stays
+        nucleus = probability.masked_fill((before >= self.top_p) & (before > 0), 0)  # keeps the likeliest token
         return int(order[torch.multinomial(nucleus, 1, generator=random)])
 
 
@@ -156,7 +155,7 @@ class StopStrings:
     tokenizer: Any
 
     def __call__(self, tokens: list[int]) -> bool:
-        """Return whether the last token completes a stop string. Decodes only a tail long enough to hold one."""
+        """Return whether the last token completes a stop string. Only the last few tokens are decoded."""
         if not self.stops:
             return False
         tail = 4 * max(map(len, self.stops)) + 4  # a character is at most 4 byte-level tokens
@@ -224,10 +223,10 @@ def check_options(count: int, temperature: float, top_p: float, stops: Sequence[
     if count < 1:
         raise BadInput(f"max_new_tokens {count}: it is 1 or more")
     if temperature != 0 and not LOWEST_TEMPERATURE <= temperature < float("inf"):
-        raise BadInput(f"temperature {temperature}: it is 0 (greedy) or a number of at least {LOWEST_TEMPERATURE}")
+        raise BadInput(f"temperature {temperature}: it is 0 (greedy) or at least {LOWEST_TEMPERATURE}")
     if not 0 < top_p <= 1:
         raise BadInput(f"top_p {top_p}: it is above 0 and at most 1")
     if not all(stops):
         raise BadInput("a stop string is empty: give at least one character")
     if stops and tokenizer is None:
-        raise BadInput(f"stop strings {list(stops)} need the tokenizer that turns tokens into text")
+        raise BadInput(f"stop strings {list(stops)} need the tokenizer")

@@ -1,6 +1,6 @@
-"""Prefill of rows that only the device knows: how many they are is known on the host, which ones is not.
+"""Prefill of selected tokens whose indices are known only on the device; the host knows their number.
 
-A GPU begins such a pass before its host has seen the selection that the rows come from.
+The pass is launched before the host has read the selection.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from workbench.engine.forward import packed_logits
 
 
 class DeviceRows(PlannedRequest):
-    """A causal request for `count` rows of the prompt `tokens` [T] over its KV [T], which ends with the prompt.
+    """A causal request to compute `count` tokens of the prompt `tokens` [T] over its KV [T].
 
-    `wait` is that of `PlannedRequest`. The plan names the last rows of the prompt until `compute` is told which ones.
+    `wait` is that of `PlannedRequest`. The plan lists the last tokens of the prompt until `compute` sets others.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class DeviceRows(PlannedRequest):
 
     @torch.no_grad()
     def compute(self, rows: Tensor) -> Tensor:
-        """Compute `rows` [N] on the device, in rising order, and the rest of `count` from the end of the prompt.
+        """Compute the tokens at `rows` [N] (rising, on the device) and, up to `count`, the last ones of the prompt.
 
-        Their keys and values are written to the KV. Returns the last logits [V]. The host does not wait for the device.
+        Writes their keys and values to the KV and returns the last logits [V], without a synchronization.
         """
         self.rows[: len(rows)] = rows
         return packed_logits(self._model, self._tokens[self.rows], self.rows, [self], self._last)[-1]

@@ -21,24 +21,24 @@ from workbench.engine.forward import packed_logits, run
 from workbench.models.spec import ModelSpec, spec_for
 from workbench.models.transformers_attention import LayerInput, StopForward
 
-PACK = 8192  # maximum number of tokens packed in one forward pass (a longer block has its own)
+PACK = 8192  # maximum tokens per packed forward pass (a longer block has its own)
 
 Write = Callable[[LayerInput], None]  # of all blocks: queries [Hq, N, D], keys [H, N, D], values [H, N, D]
 
 
 @annotations.checked
 def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) -> KV:
-    """Compute the KV of a block, on its own or behind the blocks `after`, which it attends to.
+    """Compute the KV of a block, independently or after the blocks `after`, which it attends to.
 
-    Its keys are rotated for the positions behind `after` (`KV.start`); the KV of `after` is not returned. Raises
-    BadInput for tokens of another vocabulary, and for a block over the context or the sliding window.
+    Its keys are rotated for the positions that follow `after` (`KV.start`); the KV of `after` is not returned. Raises
+    BadInput for tokens out of the vocabulary, and for a block longer than the context or the sliding window.
     """
     return encode_many(model, [block], [after])[0]
 
 
 @annotations.checked
 def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
-    """Compute the KV of each block as `encode` does, packed into few forward passes; block i is behind `after[i]`."""
+    """Compute the KV of each block as `encode` does, packed into few forward passes; block i follows `after[i]`."""
     before = [tuple(past) for past in after] or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
@@ -48,14 +48,14 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
     spec = spec_for(model, texts)
     for block in blocks:
         spec.check_block(len(block))
-    heads = _heads(model, spec, before)
-    begins = [len(heads[past]) if past in heads else 0 for past in before]
+    prefixes = _prefixes(model, spec, before)
+    begins = [len(prefixes[past]) if past in prefixes else 0 for past in before]
     encoded: list[KV] = []
     for group in packs([len(tokens) - begin for tokens, begin in zip(texts, begins, strict=True)]):
         kvs = [spec.empty(len(texts[i])) for i in group]
         for i, kv in zip(group, kvs, strict=True):
-            for to, head in zip(kv.tensors(), heads[before[i]].tensors() if begins[i] else (), strict=False):
-                to[:, : begins[i]] = head
+            for to, cached in zip(kv.tensors(), prefixes[before[i]].tensors() if begins[i] else (), strict=False):
+                to[:, : begins[i]] = cached
         _encode(model, spec, [texts[i] for i in group], kvs, [begins[i] for i in group])
         for i, kv in zip(group, kvs, strict=True):
             length = len(blocks[i])
@@ -63,8 +63,10 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
     return encoded
 
 
-def _heads(model: PreTrainedModel, spec: ModelSpec, before: Sequence[tuple[Block, ...]]) -> dict[tuple[Block, ...], KV]:
-    """Encode each prefix that several blocks share once; on a GPU none, as the kernel takes whole texts."""
+def _prefixes(
+    model: PreTrainedModel, spec: ModelSpec, before: Sequence[tuple[Block, ...]]
+) -> dict[tuple[Block, ...], KV]:
+    """Encode each prefix that several blocks share once; on a GPU none, as the kernel encodes whole texts."""
     several = [] if on_gpu(spec.device) else [past for past, count in Counter(before).items() if past and count > 1]
     texts = [torch.tensor([token for block in past for token in block.tokens]) for past in several]
     kvs = [spec.empty(len(tokens)) for tokens in texts]
@@ -76,7 +78,7 @@ def _heads(model: PreTrainedModel, spec: ModelSpec, before: Sequence[tuple[Block
 def _encode(
     model: PreTrainedModel, spec: ModelSpec, texts: Sequence[Tensor], kvs: Sequence[KV], begins: Sequence[int]
 ) -> None:
-    """Run one packed forward pass; on a GPU, one launch per layer attends for all blocks (`kernels/encode_blocks.py`).
+    """Run one packed forward pass; on a GPU, with one attention launch per layer (`kernels/encode_blocks.py`).
 
     `begins`: number of leading tokens of each text whose keys and values are cached already.
     """
@@ -106,10 +108,10 @@ def watch(
     see: Callable[[int, Tensor, Tensor], None],
     layers: Sequence[int] = (),
 ) -> None:
-    """Compute texts of token ids [T], each on its own, in one packed forward pass, and call `see` with their keys.
+    """Compute independent texts of token ids [T] in one packed forward pass, and call `see` with their keys.
 
     `see(layer, queries [Hq, N, D], keys [H, N, D])` gets the rotated queries and keys of all texts, for each of the
-    rising `layers` (none given: all). Layers behind the last of them are not computed. KV is not returned.
+    rising `layers` (empty: all). Layers above the last of them are not computed. The KV is not returned.
     """
     spec, lengths = spec_for(model, texts), [len(tokens) for tokens in texts]
     layers = layers or range(spec.layers)
@@ -131,7 +133,7 @@ def watch(
 
 
 class PackedBlocks:
-    """Blocks as one packed request: each is at positions from 0 and attends to itself; `write` gets keys and values.
+    """Independent blocks as one packed request, each at positions from 0; `write` receives keys and values.
 
     kernels  use the kernel `encode_blocks`; else its torch reference
     """
@@ -145,7 +147,7 @@ class PackedBlocks:
         self.way = ""  # backend, chosen in the first layer
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Attend within each block; blocks are no longer than the sliding window."""
+        """Attend within each block, none of which is longer than the sliding window."""
         self.write(x)
         if x.last:
             return None
@@ -159,9 +161,9 @@ class PackedBlocks:
 def packed_pass(
     model: PreTrainedModel, texts: Sequence[Tensor], layers: int, write: Write, kernels: bool
 ) -> Callable[[], None]:
-    """Prepare a packed forward pass over blocks of token ids [T], up to the last layer's KV; return the call to run it.
+    """Return a function that runs a packed forward pass over blocks of token ids [T], up to the last layer's KV.
 
-    Inputs are copied to the device now: between passes the copy would wait for the pass before.
+    Inputs are copied to the device now: between passes the copy would wait for the preceding pass.
     """
     request = PackedBlocks([len(tokens) for tokens in texts], layers, model.device, write, kernels)
     ids = torch.cat(list(texts)).to(model.device)
@@ -175,7 +177,7 @@ def _run(model: PreTrainedModel, ids: Tensor, request: PackedBlocks) -> None:
 
 
 def packs(lengths: Sequence[int], tokens: float = PACK) -> list[list[int]]:
-    """Group the indices of `lengths`, in order, so that each group has at most `tokens` tokens or one member."""
+    """Group the indices of `lengths`, in order, into groups of at most `tokens` tokens, or of one member."""
     groups: list[list[int]] = []
     total = 0
     for i, length in enumerate(lengths):
@@ -188,7 +190,7 @@ def packs(lengths: Sequence[int], tokens: float = PACK) -> list[list[int]]:
 
 
 def even_packs(lengths: Sequence[int], room: float) -> list[list[int]]:
-    """Group neighbours into the fewest groups of at most `room` tokens, of about equal length."""
+    """Group neighbours into the fewest groups of at most `room` tokens, with balanced sizes."""
     fewest, total = packs(lengths, room), sum(lengths)
     for most in np.arange(total / len(fewest), min(room, total), total / len(lengths) / 2):
         if len(even := packs(lengths, most)) == len(fewest):

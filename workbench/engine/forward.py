@@ -1,9 +1,9 @@
-"""Prefill: compute the rows that a plan asks for, of one request or of many packed into one forward pass.
+"""Prefill: compute the tokens that a plan lists, for one request or for many packed into one forward pass.
 
-On a CPU, models of known families run without calling their modules (`CpuLayers`): a question over cached blocks is
-little work for each layer, and calls, copies and masks would be a large part of it. The last layer computes only the
-rows that get logits. Weights are read from the model in every pass. A model with hooks or adapters, or in training,
-runs its own modules.
+On a CPU, models of known families run without calling their modules (`CpuLayers`): for a question over cached blocks,
+module calls, copies and masks would take a large part of the time. The last layer computes only the tokens that get
+logits. Weights are read from the model in every pass. A model with hooks or adapters, or in training, runs its own
+modules.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,12 +32,12 @@ from workbench.engine.layers.module_watch import ModuleWatch
 from workbench.models.spec import ModelSpec, attach, spec_for
 from workbench.models.transformers_attention import PackedRequest, StopForward, registered
 
-Wait = Callable[[int], None]  # (layer): returns when its cached keys and values have arrived
+Wait = Callable[[int], None]  # (layer): returns once its cached keys and values are loaded
 
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """One request of a batch: `tokens` [T] of the whole prompt, the plan, and the KV to read and write."""
+    """One request of a batch: `tokens` [T] of the whole prompt, its plan, and the KV to read and write."""
 
     tokens: Tensor
     plan: Plan
@@ -48,7 +48,7 @@ class PrefillRequest:
 class PrefillOutput:
     """Result of a prefill.
 
-    logits    [R, V] of the computed rows, or of the last `logits_to_keep`; None where the plan stops early
+    logits    [R, V] of the computed tokens, or of the last `logits_to_keep`; None if the plan stops early
     queries   [Hq, R, D] of the layers in `plan.return_queries`
     backends  name of the backend of every layer (`workbench.engine.attention_backends.choice`)
     """
@@ -59,15 +59,15 @@ class PrefillOutput:
 
 
 def all_rows(model: PreTrainedModel, tokens: Tensor, reserve: int = 0, **plan: Any) -> PrefillRequest:
-    """Return the request that computes every token of a prompt [T] into a new KV; `plan`: further fields of `Plan`."""
+    """Return a request to compute all tokens of a prompt [T] into a new KV; `plan`: further fields of `Plan`."""
     return PrefillRequest(tokens, Plan(torch.arange(len(tokens)), **plan), empty(model, len(tokens), reserve))
 
 
 def prefill(model: PreTrainedModel, tokens: Tensor, plan: Plan, kv: KV, logits_to_keep: int = 0) -> PrefillOutput:
-    """Compute `plan.rows` of the prompt `tokens` [T]: their KV is written to `kv`, that of all others is read from it.
+    """Compute the tokens `plan.rows` of the prompt `tokens` [T]: write their KV to `kv`, read that of the others.
 
-    `logits_to_keep` is how many of the last rows get logits, 0 for all. Raises BadInput, before any work, for
-    arguments that do not fit the model or each other.
+    `logits_to_keep` is how many of the last computed tokens get logits, 0 for all. Raises BadInput, before any work,
+    for arguments that do not fit the model or each other.
     """
     return prefill_many(model, [PrefillRequest(tokens, plan, kv)], logits_to_keep)[0]
 
@@ -82,7 +82,7 @@ def prefill_many(
     """Prefill requests of different lengths, caches and plans in one forward pass, packed without padding.
 
     `waits[i](layer)` is called before request i reads its cached keys and values of a layer, which may be loading.
-    `repeated`: passes with as many rows will follow, so on a GPU they are captured as CUDA graphs where possible.
+    `repeated`: passes of the same size will follow; on a GPU they are captured as CUDA graphs if possible.
     """
     annotations.check("requests", requests, Sequence[PrefillRequest])
     spec = spec_for(model, (request.tokens for request in requests), (request.kv for request in requests))
@@ -103,7 +103,7 @@ def run(
     waits: Sequence[Wait | None] = (),
     repeated: bool = False,
 ) -> list[PrefillOutput]:
-    """Run the packed forward pass without checks, for (token ids [R] of the rows, plan, kv) of each request."""
+    """Run the packed forward pass without checks, for (ids [R] of the tokens to compute, plan, kv) of each request."""
     if not rows:
         return []
     requests = [
@@ -113,12 +113,12 @@ def run(
     lengths = [len(request.rows) for request in requests]
     kept = [min(logits_to_keep, n) if logits_to_keep else n for n in lengths]
     ends = torch.tensor(lengths).cumsum(0).tolist()
-    which = torch.cat([torch.arange(end - n, end) for end, n in zip(ends, kept, strict=True)])
+    last = torch.cat([torch.arange(end - n, end) for end, n in zip(ends, kept, strict=True)])
     ids = torch.cat([sent(ids, model.device) for ids, _, _ in rows])
     positions = torch.cat([request.rows for request in requests])
-    wanted = sent(which, model.device) if sum(kept) < sum(lengths) else None
+    logit_rows = sent(last, model.device) if sum(kept) < sum(lengths) else None
     try:
-        computed = packed_logits(model, ids, positions, requests, wanted, repeated)
+        computed = packed_logits(model, ids, positions, requests, logit_rows, repeated)
     except StopForward:
         return [PrefillOutput(None, request.queries, request.backends) for request in requests]
     return [
@@ -133,22 +133,22 @@ def packed_logits(
     ids: Tensor,
     positions: Tensor,
     requests: Sequence[PackedRequest],
-    wanted: Tensor | None,
+    logit_rows: Tensor | None,
     repeated: bool = False,
 ) -> Tensor:
-    """Compute logits [W, V] of the rows `wanted` [W] (None: all) of packed requests with `ids` and `positions` [R].
+    """Compute logits [W, V] of the tokens `logit_rows` [W] (None: all) of packed requests with `ids`, `positions` [R].
 
-    `repeated` is that of `prefill_many`. Raises StopForward where no request needs a further layer.
+    `repeated` is that of `prefill_many`. Raises StopForward if no request needs a further layer.
     """
     if (fused := packed_layers(model)) is not None:
-        return fused.packed(ids, positions, requests, wanted, repeated)
+        return fused.packed(ids, positions, requests, logit_rows, repeated)
     if (layers := cpu_layers(model)) is not None:
-        return layers.packed(ids, positions, requests, wanted)
+        return layers.packed(ids, positions, requests, logit_rows)
     out = model(
         input_ids=ids[None],
         position_ids=positions[None],
         use_cache=False,
-        logits_to_keep=0 if wanted is None else wanted,
+        logits_to_keep=0 if logit_rows is None else logit_rows,
         requests=requests,
     )
     logits: Tensor = out.logits[0]
@@ -177,7 +177,7 @@ Angles = tuple[Tensor, Tensor, Tensor]  # cosines [R, D] of all rotary channels,
 
 
 class CpuLayers(ModuleWatch):
-    """The layers of one model at the time of the first pass; `changed` says whether its modules have changed since."""
+    """The layers of a model as of its first pass; `changed` is whether its modules have changed since."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__(model)
@@ -185,11 +185,11 @@ class CpuLayers(ModuleWatch):
         self.head: Any = model.get_output_embeddings()
 
     def packed(
-        self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None
+        self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], logit_rows: Tensor | None
     ) -> Tensor:
-        """Compute logits [W, V] of the rows `wanted` [W] (None: all) of packed requests.
+        """Compute logits [W, V] of the tokens `logit_rows` [W] (None: all) of packed requests.
 
-        Raises StopForward where no request needs a further layer.
+        Raises StopForward if no request needs a further layer.
         """
         decoder = self.decoder
         x = embedding(ids, decoder.embed_tokens.weight)
@@ -198,8 +198,8 @@ class CpuLayers(ModuleWatch):
         layers = decoder.layers
         for number, layer in enumerate(layers):
             out = self._attention(layer, x, angles, requests)
-            if wanted is not None and number + 1 == len(layers):
-                x, out = x[wanted], out[wanted]
+            if logit_rows is not None and number + 1 == len(layers):
+                x, out = x[logit_rows], out[logit_rows]
             x = x + _product(layer.self_attn.o_proj, out)
             x = x.add_(_mlp(layer.mlp, _normed(layer.post_attention_layernorm, x)))
         return _product(self.head, _normed(decoder.norm, x))
@@ -220,11 +220,11 @@ class CpuLayers(ModuleWatch):
         return out.view(rows, -1)
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, CpuLayers] = WeakKeyDictionary()  # without references to the model
+_KNOWN: WeakKeyDictionary[PreTrainedModel, CpuLayers] = WeakKeyDictionary()  # entries must not refer to the model
 
 
 def cpu_layers(model: PreTrainedModel) -> CpuLayers | None:
-    """Return the `CpuLayers` of a model that runs on a CPU in fp32; None where its own modules must run."""
+    """Return the `CpuLayers` of a model on a CPU in fp32; None if its own modules must run."""
     if model.device.type != "cpu" or model.dtype != torch.float32 or model.training:
         return None
     known = _KNOWN.get(model)
@@ -242,7 +242,7 @@ def _product(projection: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _normed(norm: Any, x: Tensor) -> Tensor:
-    """Divide rows by their root mean square, with half the operations of torch's own `rms_norm` on a CPU."""
+    """RMS-normalize rows, with half the operations of torch's `rms_norm` on a CPU."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     inverse = torch.addcmul(_number(norm.variance_epsilon), length, length, value=1 / x.shape[-1]).rsqrt_()
     return torch.mul(x, inverse).mul_(norm.weight)

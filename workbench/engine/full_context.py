@@ -1,4 +1,4 @@
-"""KV of contexts under full attention in the first layers, to compare with cached blocks or to replace them."""
+"""KV of contexts under full attention in the first layers: a reference for cached blocks, or a replacement."""
 
 from collections.abc import Sequence
 
@@ -35,14 +35,14 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
 
 
 def context_pass(model: PreTrainedModel, prompt: Prompt, num_layers: int) -> tuple[Pass]:
-    """Return the pass of `exact` for one request, for its cost. Raises BadInput where the model has fewer layers."""
+    """Return the pass of `exact` for one request, to count its cost. Raises BadInput if the model has fewer layers."""
     if num_layers > (count := len(layers_of(model, "all"))):
         raise BadInput(f"layer {num_layers - 1} is compared with full attention: the model has {count} layers")
     return (Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers),)
 
 
 def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
-    """Return the squared distance [T of `truth`] of one layer's cache, summed over heads and channels.
+    """Return the squared error [T of `truth`] of one layer's KV, summed over heads and channels.
 
     `part` is "kv" (keys and values), "k" or "v" (FusionRAG, equation 7).
     """
@@ -52,7 +52,7 @@ def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
 
 
 def write(kv: KV, truth: KV, num_layers: int) -> None:
-    """Copy the first `num_layers` layers of `truth` over the same tokens of `kv`."""
+    """Overwrite the first `num_layers` layers of `kv` with those of `truth`, for the tokens of `truth`."""
     for mine, theirs in ((kv.keys, truth.keys), (kv.values, truth.values)):
         for layer in range(num_layers):
             mine[layer][:, : len(truth)].copy_(theirs[layer])

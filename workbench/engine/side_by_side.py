@@ -1,4 +1,4 @@
-"""Prefill one question over many parts of one KV: on a GPU with one attention call a layer for all of them."""
+"""Prefill one question over many parts of one KV; on a GPU, one attention call per layer covers all parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Parts:
     lengths: Sequence[int]
 
     def kv(self, number: int, reserve: int = 0) -> KV:
-        """Return a part as a KV without its last `reserve` tokens, which become spare capacity."""
+        """Return a part as a KV; its last `reserve` tokens become spare capacity."""
         begin = sum(self.lengths[:number])
         here = slice(begin, begin + self.lengths[number])
         keys, values = ([x[:, here] for x in part] for part in (self.keys, self.values))
@@ -37,10 +37,10 @@ class Parts:
 
 @dataclass(eq=False)
 class SideBySide:
-    """B requests of R rows each as one request of a packed pass.
+    """B requests of R query tokens each as one request of a packed pass.
 
     keys, values  the parts of all requests, [H, N, D] of every layer
-    rows, slots   [B · R] positions, and indices at which fresh keys and values are written
+    rows, slots   [B · R] positions of the query tokens, and indices where their keys and values are written
     pages         page table of the parts
     """
 
@@ -52,7 +52,7 @@ class SideBySide:
     num_layers: int | None = None
 
     def attend(self, x: LayerInput) -> Tensor:
-        """Write the fresh keys and values, then attend: [Hq, B · R, D]."""
+        """Write the new keys and values, then attend: [Hq, B · R, D]."""
         keys, values = self.keys[x.layer], self.values[x.layer]
         index_copy(keys, self.slots, x.k)
         index_copy(values, self.slots, x.v)
@@ -65,7 +65,7 @@ class SideBySide:
 
 @torch.no_grad()
 def prefill_parts(model: PreTrainedModel, question: Tensor, parts: Parts) -> Tensor:
-    """Compute logits [B, R, V] of the question [R], whose tokens end every part, and write its keys and values."""
+    """Compute logits [B, R, V] of the question [R], which ends every part, and write its keys and values."""
     spec, count, (heads, width) = attach(model), len(question), attach(model).shapes[0]
     problem = AttentionProblem(count, max(parts.lengths), (heads, heads), width, spec.dtype, spec.device)
     if spec.window is not None or choice.backend_for(problem) is choice.TORCH:
@@ -82,7 +82,7 @@ def prefill_parts(model: PreTrainedModel, question: Tensor, parts: Parts) -> Ten
 
 
 def _pages(begins: Tensor, lengths: Tensor, device: torch.device) -> Paged:
-    """Return the pages of parts with any begin [B, 1]; slots of neighbouring parts are hidden."""
+    """Return the page table of parts that begin at `begins` [B, 1], with slots of neighbouring parts masked."""
     page, total = choice.PAGE, int(lengths.sum())
     numbers = begins // page + torch.arange(int(lengths.max()) // page + 2)
     positions = numbers[..., None] * page + torch.arange(page) - begins[..., None]

@@ -1,9 +1,9 @@
-"""Triton and Gluon kernels, each beside its torch reference. The modules are in the top-level folder `kernels/`.
+"""Triton and Gluon kernels, each with its torch reference. The modules are in the top-level folder `kernels/`.
 
-Every module has `launch` (the kernel) and `reference` (the same in torch), which take the arguments stated at its head,
-and `cases`, which yields arguments to compare them. B is requests, R rows (query tokens), T keys, D head width.
+A module has `launch` (the kernel) and `reference` (the same in torch), whose arguments are in its docstring, and
+`cases`, which yields arguments to compare them. B is requests, R rows (query tokens), T keys, D head width.
 
-Installed, that folder *is* this package (`package-dir` in pyproject.toml); in a checkout this file adds it to the
+In an installation that folder is this package (`package-dir` in pyproject.toml); in a checkout this file adds it to the
 search path. It has no `__init__.py`: Hugging Face ships a package named `kernels`, which it must not shadow.
 """
 

@@ -1,1 +1,1 @@
-"""Tiles of queries and keys: the grid, scores of pairs of tiles, and which tiles are selected."""
+"""Tiles of queries and keys: the grid, tile scores and tile selection."""

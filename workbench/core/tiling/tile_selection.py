@@ -1,6 +1,6 @@
 """Block scores of BFLA, FlashPrefill and XAttention, and the rule that selects tiles by them, in torch.
 
-Scores are of queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D]; no N × N tensor is made. On a GPU the
+Scores are of queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D], without an N × N tensor. On a GPU the
 kernels `kernels/choose_*.py` compute them, and `kernels/_select/keep.py` applies a `TileRule` in one launch, with the
 same results up to ties.
 """
@@ -18,8 +18,8 @@ from workbench.core.tiling.tiles import Grid, folded, means
 def bfla(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
     """Return BFLA's block logits [Hq, Lq, Lkv] (fp32), Lq and Lkv numbers of blocks (arXiv:2605.12193, eq. 3-8).
 
-    Each is the largest product of a vector of one block with one of the other, times 1/sqrt(D). A vector is `flat`
-    neighbouring tokens concatenated; the last block is padded with zeros.
+    A logit is the largest product of a vector of the query block and a vector of the key block, times 1/sqrt(D). A
+    vector is `flat` neighbouring tokens concatenated; the last block is padded with zeros.
     """
     ours, theirs = (folded(x, block).flatten(1, 2).unflatten(1, (-1, flat)).flatten(2) for x in (queries, keys))
     groups, group = block // flat, len(queries) // len(keys)
@@ -36,8 +36,8 @@ def bfla(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
 def flash_prefill(queries: Tensor, keys: Tensor, rows: Tensor, block: int) -> Tensor:
     """Return FlashPrefill's block logits [Hq, I, J] (fp32).
 
-    Each is the log of the sum, over the rows of block i, of exp(query · mean key of block j / sqrt(D)). Rows that may
-    not attend to all of block j are left out; -inf where none may. FlashPrefill's score is their softmax over j.
+    A logit is the log-sum-exp, over the rows of block i, of query · mean key of block j / sqrt(D). Rows that may not
+    attend to all of block j are excluded; -inf if none may. FlashPrefill's score is the softmax over j.
     """
     grid, found = Grid(rows, keys.shape[1], block), []
     wide, ends = means(keys, block)[:, None].mT, (grid.columns + 1) * block - 1
@@ -49,7 +49,7 @@ def flash_prefill(queries: Tensor, keys: Tensor, rows: Tensor, block: int) -> Te
 
 
 def in_float8(x: Tensor) -> Tensor:
-    """Round numbers to float8 (e4m3), clamped to ±448; the dtype stays."""
+    """Round to float8 (e4m3), clamped to ±448, and back to the dtype of `x`."""
     return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).to(x.dtype)
 
 
@@ -77,17 +77,17 @@ def xattention(queries: Tensor, keys: Tensor, rows: Tensor, block: int, stride: 
 
 @dataclass(frozen=True, eq=False)
 class TileRule:
-    """Which tiles of `tile` tokens are kept, given a weight for every pair of blocks of `block` tokens.
+    """Rule that selects tiles of `tile` tokens by the weights of pairs of blocks of `block` tokens.
 
-    mass     keep the fewest blocks that hold this share of a query block's weights, the one that crosses it included: a
-             number, or one for every query head [Hq]; None: use `part`
+    mass     keep the fewest blocks that reach this share of a query block's weights: a number, or one per query head
+             [Hq]; None: use `part`
     part     keep blocks of at least this share of the query block's largest weight
-    first    the query block's own key blocks and the first one are taken before all others and count
-    whole    only key blocks that some row may attend to in full have a weight (else: in part)
-    local    number of tiles before a query tile's own that are kept too
-    sink     number of tiles at the front of the prompt that are kept
-    tail     query tiles with a row at this position or later keep everything; None: none does
-    stride, random, seed    further tiles, kept at a stride or at random: see `workbench.methods.sparse.bfla.Bfla`
+    first    the query block's own key blocks and the first block are ranked first, and count
+    whole    only key blocks that some row may attend to completely have a weight (else: partly)
+    local    number of tiles kept before a query tile's own
+    sink     number of tiles kept at the front of the prompt
+    tail     query tiles with a row at this position or later keep all tiles; None: none does
+    stride, random, seed    additional tiles, at a stride or at random: see `workbench.methods.sparse.bfla.Bfla`
     """
 
     block: int
@@ -105,18 +105,18 @@ class TileRule:
 
 
 def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
-    """Return the fewest entries of `weights` [..., J] that hold `share` of their sum: bool, of the same shape.
+    """Return the fewest entries of `weights` [..., J] that reach `share` of their sum: bool, of the same shape.
 
-    The entry that crosses the share is included. Entries in `first` are taken before all others and count. A share of 1
-    takes everything. Of equal weights the earlier is taken.
+    The entry that crosses the share is included. Entries in `first` are ranked first, and count. A share of 1 selects
+    everything. Among equal weights the earlier entry is selected first.
     """
     exact = weights.double()
     ranked = exact if first is None else exact.masked_fill(first, torch.inf)
     order = ranked.sort(dim=-1, descending=True, stable=True).indices
     sums = exact.gather(-1, order).cumsum(-1)
     before = torch.nn.functional.pad(sums[..., :-1], (1, 0))
-    part = torch.as_tensor(share, dtype=torch.float64, device=weights.device)
-    taken = (before < part * sums[..., -1:]) | (part >= 1)
+    share = torch.as_tensor(share, dtype=torch.float64, device=weights.device)
+    taken = (before < share * sums[..., -1:]) | (share >= 1)
     kept = torch.zeros_like(taken).scatter_(-1, order, taken)
     return kept if first is None else kept | first
 
@@ -124,8 +124,8 @@ def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None
 def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
     """Return the tiles [Hq, I, J] (bool) that `rule` keeps for rows [R] over `length` keys.
 
-    weights   [Hq, I', J'] of pairs of blocks: at least 0, or of any sign as `logits`, of which the softmax is taken
-    group     number of neighbouring heads that keep the union of their choices
+    weights   [Hq, I', J'] of pairs of blocks: nonnegative, or with `logits`, logits to apply softmax to
+    group     number of neighbouring heads that keep the union of their selections
     """
     grid = Grid(rows, length, rule.tile)
     found = causes(chosen(weights, Grid(rows, length, rule.block), rule, group, logits), grid, rule)
@@ -133,7 +133,7 @@ def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int 
 
 
 def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
-    """Return the blocks [H, I', J'] (bool) that any query head of a group keeps for their weight."""
+    """Return the blocks [H, I', J'] (bool) that any query head of a group keeps by weight."""
     seen = (blocks.columns + 1) * rule.block - 1 <= blocks.last[:, None] if rule.whole else blocks.causal
     if logits:
         weights = weights.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -147,7 +147,7 @@ def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits
 
 
 def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
-    """Return the tiles of `grid` that are kept for each reason: {reason: [H, I, J] bool, or broadcastable to it}.
+    """Return the tiles of `grid` that are kept, by reason: {reason: [H, I, J] bool, or broadcastable to it}.
 
     Reasons: mass (of the blocks `found` [H, I', J']), local, sink, tail, stride, random.
     """
@@ -164,7 +164,7 @@ def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
 
 
 def _strided(grid: Grid, rule: TileRule) -> Tensor:
-    """Return [I, J] bool: every `stride`-th tile, in a different order for every `seed`."""
+    """Return [I, J] bool: one in `stride` tiles, in an order that depends on `seed`."""
     if not rule.stride:
         return torch.zeros(grid.shape, dtype=torch.bool, device=grid.rows.device)
     i = grid.first[:, None] // rule.tile
@@ -172,7 +172,7 @@ def _strided(grid: Grid, rule: TileRule) -> Tensor:
 
 
 def _drawn(grid: Grid, rule: TileRule, heads: int) -> Tensor:
-    """Return [H, I, J] bool: a share `random` of the tiles, drawn by a hash of tile, head and `seed`."""
+    """Return [H, I, J] bool: a share `random` of the tiles, selected by a hash of tile, head and `seed`."""
     if not rule.random:
         return torch.zeros(1, *grid.shape, dtype=torch.bool, device=grid.rows.device)
     h = torch.arange(heads, device=grid.rows.device)[:, None, None]

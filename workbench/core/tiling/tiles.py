@@ -1,6 +1,6 @@
-"""Tiles of queries and keys: the grid, a block-sparse selection of tiles with its unions, and exact attention by tile.
+"""Tiles of queries and keys: the grid, block-sparse selections with their unions, and exact attention per tile.
 
-Rows (queries) may be a whole prompt, one chunk of it, or scattered tokens that are recomputed.
+Rows (query tokens) may be a whole prompt, a chunk of it, or scattered recomputed tokens.
 """
 
 from collections import deque
@@ -18,19 +18,19 @@ from workbench.core.utils import annotations, html_views
 
 @dataclass(frozen=True)
 class Tiles:
-    """Selected tiles: `kept[h, i, j]` says that queries of tile i, head h, attend to keys of tile j.
+    """Selected tiles: `kept[h, i, j]` is whether queries of tile i, head h, attend to keys of tile j.
 
-    Tile i holds the i-th `size` rows that are computed now, tile j positions j · size and on; the last of either may be
+    Query tile i has the i-th `size` computed tokens, key tile j the positions from j · size on; the last tiles may be
     short. Within a kept tile the attention mask still applies.
 
     kept     [Hq, I, J] bool
     size     tokens of a tile
-    columns  [Hq, T] bool: single keys that all rows attend to as well (selected tokens, vertical lines)
-    shared   groups of this many neighbouring heads are known to keep the same tiles: one list serves a group
-    alike    all query tiles are known to keep the same tiles, except those ahead of all their rows: the list of the
-             last serves all (CompactAttention)
-    listed   [K] the `columns` as rising positions, where nothing else is kept and all heads agree; or [H, K], one list
-             for each KV head, where every row has equally many of them before it in all heads
+    columns  [Hq, T] bool: single keys that all rows attend to in addition (selected tokens, vertical lines)
+    shared   groups of this many neighbouring heads keep the same tiles: one list serves a group
+    alike    all query tiles keep the same tiles, except tiles in their future: the list of the last serves all
+             (CompactAttention)
+    listed   [K] the `columns` as rising positions, if nothing else is kept and all heads agree; or [H, K], one list per
+             KV head, if each row has equally many of them before it in all heads
 
     Raises BadInput for tensors of another shape or dtype.
     """
@@ -43,7 +43,7 @@ class Tiles:
     listed: Tensor | None = None
 
     def check_fits(self, heads: int, rows: int, keys: int) -> None:
-        """Raise BadInput for tiles of other than `heads` query heads, or too few for so many rows and keys."""
+        """Raise BadInput unless these are tiles of `heads` query heads that cover `rows` rows and `keys` keys."""
         needed = (heads, -(-rows // self.size), -(-keys // self.size))
         shape = tuple(self.kept.shape)
         if shape[0] != heads or shape[1] < needed[1] or shape[2] < needed[2]:
@@ -63,7 +63,7 @@ class Tiles:
         if self.size < 1:
             raise BadInput(f"tile size {self.size}: it is 1 or more")
         if self.shared < 1 or len(self.kept) % self.shared:
-            raise BadInput(f"{len(self.kept)} heads cannot choose alike in groups of {self.shared}")
+            raise BadInput(f"{len(self.kept)} heads cannot share tiles in groups of {self.shared}")
         columns = self.columns
         if columns is not None and (columns.ndim != 2 or columns.dtype != torch.bool or len(columns) != len(self.kept)):
             raise BadInput(
@@ -87,7 +87,7 @@ class Tiles:
         return html_views.table("Tiles", rows) + html_views.picture(self.kept.float().mean(0))
 
     def visible(self, rows: int, length: int, first: int = 0) -> Tensor:
-        """Return the selection as a mask [Hq, R, T] (bool): `rows` rows from row `first` on, over `length` keys."""
+        """Return the selection as a mask [Hq, R, T] (bool) for `rows` rows from row `first` on, over `length` keys."""
         self._check(first + rows, length)
         row_tile = torch.arange(first, first + rows, device=self.kept.device) // self.size
         col_tile = torch.arange(length, device=self.kept.device) // self.size
@@ -95,7 +95,7 @@ class Tiles:
         return seen if self.columns is None else seen | self.columns[:, None, :length]
 
     def paged(self) -> "Tiles":
-        """Return the selection in whole tiles: a tile that holds a selected column is kept."""
+        """Return the selection in whole tiles: a tile with a selected column is kept."""
         if self.columns is None:
             return self
         width = self.kept.shape[2] * self.size
@@ -103,9 +103,9 @@ class Tiles:
         return Tiles(self.kept | wide.unflatten(1, (-1, self.size)).any(-1)[:, None], self.size)
 
     def covering(self, rows: int, length: int) -> Tensor:
-        """Return [Hq / shared, I, J] bool for `rows` over `length` keys: one head of each group.
+        """Return the selection [Hq / shared, I, J] (bool) of one head per group, for `rows` over `length` keys.
 
-        Raises BadInput where tiles are missing.
+        Raises BadInput if tiles are missing.
         """
         self._check(rows, length)
         return self.kept[:: self.shared, : -(-rows // self.size), : -(-length // self.size)]
@@ -113,7 +113,7 @@ class Tiles:
     def lists(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
         """Return the key tiles of each query tile as rising lists in CSR form: (indptr [N + 1], indices), int32.
 
-        The N lists go by group of `shared` heads, then by query tile. Raises BadInput where tiles are missing.
+        The N lists are ordered by group of `shared` heads, then by query tile. Raises BadInput if tiles are missing.
         """
         return ragged(self.covering(rows, length))
 
@@ -122,9 +122,9 @@ class Tiles:
         return Tiles(self.kept.any(1, keepdim=True).expand_as(self.kept), self.size, self.columns, self.shared)
 
     def over_heads(self, heads: int) -> "Tiles":
-        """Return the union over every `heads` neighbouring heads (CompactAttention's intra-group union).
+        """Return the union over groups of `heads` neighbouring heads (CompactAttention's intra-group union).
 
-        Raises BadInput where `heads` does not divide the number of heads.
+        Raises BadInput unless `heads` divides the number of heads.
         """
         if heads < 1 or self.kept.shape[0] % heads:
             raise BadInput(f"{self.kept.shape[0]} heads cannot be split into groups of {heads}")
@@ -133,11 +133,11 @@ class Tiles:
         return Tiles(kept, self.size, columns, max(heads, self.shared) if _nested(heads, self.shared) else heads)
 
     def union(self, heads: int) -> "Tiles":
-        """Return the union over query tiles and over every `heads` neighbouring heads (CompactAttention)."""
+        """Return the union over query tiles and over groups of `heads` neighbouring heads (CompactAttention)."""
         return self.over_heads(heads).over_queries()
 
     def pages(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Return `union(heads)` as one CSR list of key tiles a group of heads: (indptr [G + 1], indices), int32."""
+        """Return `union(heads)` as one CSR list of key tiles per group of heads: (indptr [G + 1], indices), int32."""
         return ragged(self.paged().union(heads).kept[::heads, :1])
 
     @property
@@ -157,7 +157,7 @@ class Tiles:
 
 
 def _shared(x: Tensor, heads: int) -> Tensor:
-    """Return [Hq, …] bool: for each head, whether any head of its group of `heads` adjacent ones is set."""
+    """Return the union [Hq, …] (bool) over each group of `heads` neighbouring heads."""
     return x.unflatten(0, (-1, heads)).any(1, keepdim=True).expand(-1, heads, *x.shape[1:]).flatten(0, 1)
 
 
@@ -166,9 +166,9 @@ def _nested(one: int, other: int) -> bool:
 
 
 def ragged(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """Return [G, I, J] bool as CSR lists: (indptr [G · I + 1], indices), int32.
+    """Convert a mask [G, I, J] (bool) to CSR lists: (indptr [G · I + 1], indices), int32.
 
-    n // share · first is added to the indices of list n.
+    Indices of list n are offset by n // share · first.
     """
     flat = kept.flatten(0, 1)
     indptr = torch.cat((flat.new_zeros(1, dtype=torch.int32), flat.sum(1).cumsum(0).int()))
@@ -176,7 +176,7 @@ def ragged(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor
     return indptr, (tile + at // share * first).int()
 
 
-ELEMENTS = 1 << 24  # maximum number of elements of a temporary tensor; more rows are processed in parts
+ELEMENTS = 1 << 24  # maximum elements of a temporary tensor; more rows are processed in chunks
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,18 +194,18 @@ class Grid:
 
     @cached_property
     def first(self) -> Tensor:
-        """[I] position of the first row of every query tile."""
+        """[I] position of the first row of each query tile."""
         return self.rows[:: self.size]
 
     @cached_property
     def last(self) -> Tensor:
-        """[I] position of the last row of every query tile."""
+        """[I] position of the last row of each query tile."""
         ends = torch.arange(1, self.shape[0] + 1, device=self.rows.device) * self.size - 1
         return self.rows[ends.clamp(max=len(self.rows) - 1)]
 
     @cached_property
     def columns(self) -> Tensor:
-        """[J] numbers of the key tiles."""
+        """[J] indices of the key tiles."""
         return torch.arange(self.shape[1], device=self.rows.device)
 
     @cached_property
@@ -215,7 +215,7 @@ class Grid:
 
     @cached_property
     def own(self) -> Tensor:
-        """[I, J] bool: the key tile holds the position of a row of the query tile; several may."""
+        """[I, J] bool: the key tile contains the position of a row of the query tile; there may be several."""
         own = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
         tile = torch.arange(len(self.rows), device=self.rows.device) // self.size
         own.view(-1).index_fill_(0, tile * self.shape[1] + self.rows // self.size, True)  # no synchronization
@@ -223,11 +223,11 @@ class Grid:
 
     @cached_property
     def held(self) -> Tensor:
-        """[J] bool: the key tile holds the position of any row."""
+        """[J] bool: the key tile contains the position of any row."""
         return self.own.any(0)
 
     def near(self, count: int) -> Tensor:
-        """Return [I, J] bool: own tiles and the `count` before each of them."""
+        """Return [I, J] bool: own tiles, and `count` tiles before each of them."""
         sums = pad(self.own.int().cumsum(1), (1, 0))  # number of own tiles before tile j
         ends = (self.columns + count + 1).clamp(max=self.shape[1])
         return sums[:, ends] > sums[:, :-1]
@@ -238,16 +238,16 @@ class Grid:
         return (self.last >= (-(-whole // self.size) - count) * self.size)[:, None] & (count > 0)
 
     def united(self, kept: Tensor, heads: int) -> Tensor:
-        """Return [..., Hq, I, J] bool: what any query tile and any of `heads` neighbouring heads keeps.
+        """Return [..., Hq, I, J] bool: the union over query tiles and over groups of `heads` neighbouring heads.
 
-        And the tiles of the rows themselves, as far as a query tile can see them (CompactAttention, section 3.2).
+        It includes the tiles of the rows themselves, as far as the causal mask allows (CompactAttention, section 3.2).
         """
         groups = kept.unflatten(-3, (-1, heads))
         union = groups.flatten(-3, -2).any(-2)[..., None, None, :] | self.held  # […, G, 1, 1, J]
         return (union & self.causal).expand_as(groups).flatten(-4, -3)
 
     def chunks(self, width: int) -> Iterator[slice]:
-        """Yield slices of rows, whole query tiles each, so that [rows, width] has at most ELEMENTS, or is one tile."""
+        """Yield slices of whole query tiles such that [rows, width] has at most ELEMENTS elements, or is one tile."""
         step = max(1, ELEMENTS // max(1, width * self.size)) * self.size
         for at in range(0, len(self.rows), step):
             yield slice(at, min(at + step, len(self.rows)))
@@ -259,7 +259,7 @@ class Grid:
     def tiles(self, kept: Tensor, heads: int, columns: Tensor | None = None) -> Tiles:
         """Return the selection for `heads` query heads from `kept` [Hq | H | 1, I, J] bool (and `columns` [Hq | H, T]).
 
-        Tiles ahead of all rows are dropped. Each row's own tile is kept, so that no row is left without keys.
+        Tiles in the future of all rows are dropped. Each row's own tile is kept, so no row is left without keys.
         """
         kept = (kept | self.own) & self.causal
         wide = columns if columns is None else columns.repeat_interleave(heads // len(columns), 0)
@@ -267,7 +267,7 @@ class Grid:
         return Tiles(kept.repeat_interleave(group, 0), self.size, wide, group if columns is None else 1)
 
     def pairs(self) -> Tensor:
-        """Return [I, J] int64: how many (row, key) pairs of a tile the causal mask allows."""
+        """Return [I, J] int64: number of (row, key) pairs of a tile that the causal mask allows."""
         starts, found = self.columns * self.size, []
         ends = (starts + self.size).clamp(max=self.length)
         for part in self.chunks(self.shape[1]):
@@ -280,10 +280,10 @@ _RECENT: deque[tuple[int, Grid]] = deque(maxlen=8)  # (version of the rows, grid
 
 
 def grid_of(rows: Tensor, length: int, size: int, replayed: bool = False) -> Grid:
-    """Return the grid of these rows; layers that pass the same tensor share one grid and what it has computed.
+    """Return the grid of these rows; layers that pass the same tensor share one grid and its cached properties.
 
-    Inference tensors, whose changes torch does not count, get a new grid each time, and so do rows during the capture
-    of a CUDA graph, unless all layers are captured together (`replayed`).
+    A new grid is returned for inference tensors, which have no version counter, and during the capture of a CUDA graph,
+    unless all layers are captured together (`replayed`).
     """
     capturing = rows.is_cuda and torch.cuda.is_current_stream_capturing()
     if rows.is_inference() or (capturing and not replayed):
@@ -297,7 +297,7 @@ def grid_of(rows: Tensor, length: int, size: int, replayed: bool = False) -> Gri
 
 
 def means(keys: Tensor, size: int) -> Tensor:
-    """Return the mean key [H, J, D] (fp32) of every tile of keys [H, T, D]; the last tile may be short."""
+    """Return the mean key [H, J, D] (fp32) of each tile of keys [H, T, D]; the last tile may be short."""
     count = torch.full((-(-keys.shape[1] // size), 1), size, device=keys.device)
     count[-1] -= -keys.shape[1] % size
     return folded(keys, size).sum(2) / count
@@ -309,7 +309,7 @@ def folded(x: Tensor, size: int) -> Tensor:
 
 
 def attention(queries: Tensor, keys: Tensor, grid: Grid) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the causal softmax of queries [Hq, R, D] over keys [H, T, D], scale 1/sqrt(D), some rows at a time.
+    """Yield the causal softmax of queries [Hq, R, D] over keys [H, T, D], scale 1/sqrt(D), in chunks of rows.
 
     Each item is (slice of rows, [Hq, r, T] fp32).
     """
@@ -322,26 +322,26 @@ def attention(queries: Tensor, keys: Tensor, grid: Grid) -> Iterator[tuple[slice
 def lines(queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Return the attention on columns and on diagonals, summed over all rows: [Hq, T] fp32 each.
 
-    Diagonal d holds the keys d positions before their row.
+    Diagonal d has the keys d positions before their row.
     """
     columns = queries.new_zeros(len(queries), grid.length, dtype=torch.float32)
     diagonals, keyed = columns.clone(), torch.arange(grid.length, device=keys.device)
     for part, share in attention(queries, keys, grid):
         columns += share.sum(1)
         key = grid.rows[part, None] - keyed  # [r, T]: for each row, the key on diagonal d
-        lying = share.gather(2, key.clamp(min=0).expand(len(share), -1, -1)).masked_fill_(key < 0, 0.0)
-        diagonals += lying.sum(1)
+        on_diagonals = share.gather(2, key.clamp(min=0).expand(len(share), -1, -1)).masked_fill_(key < 0, 0.0)
+        diagonals += on_diagonals.sum(1)
     return columns, diagonals
 
 
 def mass(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-    """Return the exact attention [Hq, I, J] (fp32) on each tile, mean over the query tile's rows; sums to 1 over J."""
+    """Return the attention [Hq, I, J] (fp32) on each tile, mean over the query tile's rows; sums to 1 over J."""
     total = _by_tile(queries, keys, grid, torch.sum)
     return total / total.sum(-1, keepdim=True)
 
 
 def peaks(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-    """Return [Hq, I, J] fp32: the largest attention of any row of the query tile to any key of the key tile."""
+    """Return the maximum attention weight [Hq, I, J] (fp32) in each tile."""
     return _by_tile(queries, keys, grid, torch.amax)
 
 

@@ -1,7 +1,7 @@
-"""Check values against type annotations: fields, options and parameters.
+"""Check fields, options and parameters against their type annotations.
 
-Plain types are checked in full, lists with their elements; of a callable only that it can be called, of a protocol only
-that it has the methods.
+Plain types are checked completely, lists including their elements; for callables only that they are callable, for
+protocols only that the methods exist.
 """
 
 import collections.abc
@@ -18,13 +18,13 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 from workbench.core.errors import BadInput, kind_of, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
-EACH = 8  # maximum number of processes per core
+EACH = 8  # maximum processes per core
 COUNT = "0 or more"
 
 
 @dataclass(frozen=True)
 class Needed:
-    """Words for what is allowed, put into an `Annotated` type for error messages."""
+    """Description of what is allowed, for error messages; used in an `Annotated` type."""
 
     text: str
 
@@ -32,30 +32,30 @@ class Needed:
 Count = Annotated[int, COUNT]
 P = ParamSpec("P")
 R = TypeVar("R")
-LARGEST = (1 << 31) - 1  # largest whole number, and negated the smallest: positions and counts of kernels have 32 bits
+LARGEST = (1 << 31) - 1  # of the magnitude of integers: positions and counts of kernels have 32 bits
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function to raise BadInput, by name, for arguments that do not fit its annotations."""
+    """Decorate a function to raise BadInput, with the name, for arguments that do not fit its annotations."""
     names = list(signature(function).parameters)
 
     @wraps(function)
-    def called(*args: P.args, **given: P.kwargs) -> R:
+    def called(*args: P.args, **options: P.kwargs) -> R:
         hints = _hints(function)
-        for name, value in (*zip(names, args, strict=False), *given.items()):
+        for name, value in (*zip(names, args, strict=False), *options.items()):
             if name in hints:
                 check(name, value, hints[name])
-        return function(*args, **given)
+        return function(*args, **options)
 
     return called
 
 
-def check_fields(made: Any) -> None:
-    """Raise BadInput for the first init field of a dataclass object that does not fit its annotation."""
-    cls: Any = type(made)
+def check_fields(instance: Any) -> None:
+    """Raise BadInput for the first init field of a dataclass instance that does not fit its annotation."""
+    cls: Any = type(instance)
     hints = _hints(cls)
-    for field in (each for each in fields(made) if each.init):
-        check(field.name, getattr(made, field.name), hints[field.name])
+    for field in (each for each in fields(instance) if each.init):
+        check(field.name, getattr(instance, field.name), hints[field.name])
 
 
 def check(name: str, value: Any, annotation: Any) -> None:
@@ -64,12 +64,12 @@ def check(name: str, value: Any, annotation: Any) -> None:
         return
     if isinstance(value, int) and abs(value) > LARGEST:
         raise BadInput(f"{name} is {shown(value)}: at most {LARGEST:,} is allowed")
-    forms = any(isinstance(part, Needed) for part in get_args(annotation))  # a repr of such a value is unreadable
+    forms = any(isinstance(part, Needed) for part in get_args(annotation))  # their repr is unreadable
     raise BadInput(f"{name} is {(kind_of if forms else shown)(value)}: it must be {words(annotation)}")
 
 
 def check_processes(name: str, count: Any, least: int = 1, here: bool = True) -> None:
-    """Raise BadInput for fewer processes than `least`, or, on this machine (`here`), more than `EACH` a core."""
+    """Raise BadInput for fewer processes than `least`, or, on this machine (`here`), more than `EACH` per core."""
     most = EACH * (os.cpu_count() or 1) if here else LARGEST
     if not fits(count, int) or not least <= count <= most:
         raise BadInput(f"{name} is {shown(count)}: allowed are {least} to {most} processes")
@@ -81,7 +81,7 @@ def fits(value: Any, annotation: Any) -> bool:
     Integers fit float, but bool fits neither int nor float; nan does not fit float; integers are at most 2^31 - 1.
     """
     if annotation is str:
-        return isinstance(value, str)  # fast path: every key of a request comes here
+        return isinstance(value, str)  # fast path for keys of requests
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return fits(value, parts[0]) and (COUNT not in parts or value >= 0)
@@ -102,18 +102,18 @@ def fits(value: Any, annotation: Any) -> bool:
         public = [name for name in vars(kind) if not name.startswith("_") or name == "__call__"]
         return all(hasattr(value, name) for name in public if callable(getattr(kind, name)))
     if isinstance(value, str | bytes) and kind not in (str, bytes, object):
-        return False  # a text does not count as a list of letters
+        return False  # a string is no list of characters
     if kind is collections.abc.Iterable and getattr(value, "shape", None) == ():
-        return False  # a single number of an array type
+        return False  # a zero-dimensional array
     return isinstance(value, kind) and _elements_fit(value, kind, parts)
 
 
 def words(annotation: Any) -> str:
-    """Return what an annotation allows, in words for an error message."""
+    """Describe what an annotation allows, for error messages."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        said = next((part.text for part in parts if isinstance(part, Needed)), "")
-        return said or words(parts[0]) + f", {COUNT}" * (COUNT in parts)
+        text = next((part.text for part in parts if isinstance(part, Needed)), "")
+        return text or words(parts[0]) + f", {COUNT}" * (COUNT in parts)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(words, parts)))
     if origin is Literal:
@@ -127,7 +127,7 @@ def words(annotation: Any) -> str:
 
 
 def plain(annotation: Any) -> Any:
-    """Return the type of an annotation without its elements, NoneType for None."""
+    """Return the type of an annotation without its parameters; NoneType for None."""
     return get_origin(annotation) or (type(None) if annotation is None else annotation)
 
 

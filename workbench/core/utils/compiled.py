@@ -1,4 +1,4 @@
-"""Long calls of compiled code, which hears no Ctrl-C itself."""
+"""Long calls of compiled code that does not handle Ctrl-C."""
 
 from collections.abc import Callable
 from threading import Thread
@@ -9,16 +9,16 @@ LISTENING = 0.2  # seconds between two checks for Ctrl-C
 
 
 def stoppable_call(work: Callable[[], T]) -> T:
-    """Return what a call returns, or raise what it raises; Ctrl-C is raised meanwhile, and the call left to itself.
+    """Run a call in a thread; return what it returns, or raise what it raises. Ctrl-C is raised at once.
 
-    It goes on in a thread for which the process does not wait at its end.
+    After Ctrl-C the call continues in a daemon thread, which the process does not wait for.
     """
-    made: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            made.append(work())
+            results.append(work())
         except BaseException as problem:
             failed.append(problem)
 
@@ -28,4 +28,4 @@ def stoppable_call(work: Callable[[], T]) -> T:
         thread.join(LISTENING)
     for problem in failed:
         raise problem
-    return made[0]
+    return results[0]

@@ -1,4 +1,4 @@
-"""Switch torch to deterministic algorithms for the length of a `with` block."""
+"""Deterministic torch algorithms within a `with` block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import torch
 def deterministic() -> Iterator[None]:
     """Use torch's deterministic algorithms within the block, with a warning for operations that have none.
 
-    torch.empty is filled with NaN meanwhile.
+    Within the block torch.empty returns NaN.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,7 +1,7 @@
-"""Atomic writes: files and folders that appear complete or not at all.
+"""Atomic writes of files and folders.
 
-They are written under a hidden name in the same folder, then moved to their path, which keeps its earlier content until
-then. Partial files are removed after errors and interruptions; those of killed processes by `remove_leftovers`.
+They are written under a hidden name in the same folder, then moved to their path, which keeps its content until then.
+Partial files are removed after errors and interruptions; those of killed processes by `remove_leftovers`.
 """
 
 import os
@@ -25,22 +25,22 @@ from workbench.core.errors import BadInput, brief, meant, shown
 CHUNK = 1 << 20  # bytes read at once
 HOST = sha256(platform.node().encode()).hexdigest()[:8]  # process numbers are unique per host only
 PARTIAL = re.compile(r"\..+\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}|(?P<earlier>\d+))")
-FORGOTTEN = 24 * 3600  # seconds after which a half-written file is taken as abandoned
+FORGOTTEN = 24 * 3600  # seconds after which a partial file counts as abandoned
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = False, new: bool = False) -> None:
-    """Let `write(partial)` write a file to the path it is given, then move that file to `path`.
+    """Call `write(partial)` to write a temporary file, then move it to `path`.
 
     With `new`, raises FileExistsError if `path` exists by then. With `durable`, file and name are synced to disk before
-    this returns, so that they outlast a crash of the machine.
+    this returns, so they survive a crash of the machine.
     """
-    partial = _beside(path)
+    partial = _temporary(path)
     try:
         write(partial)
         if durable:
             sync(partial)
         if new:
-            _named_once(partial, path)
+            _rename_new(partial, path)
         else:
             partial.replace(path)
         if durable:
@@ -49,8 +49,8 @@ def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = F
         partial.unlink(missing_ok=True)
 
 
-def _named_once(partial: Path, path: Path) -> None:
-    """Rename a file to its final name. Raises FileExistsError if the name is taken."""
+def _rename_new(partial: Path, path: Path) -> None:
+    """Rename a file. Raises FileExistsError if the new name is taken."""
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -67,7 +67,7 @@ def write_text(path: Path, text: str, durable: bool = False) -> None:
 
 
 def write_new(path: Path, text: str, durable: bool = False) -> None:
-    """Write a text file (UTF-8) atomically; leave an existing one as it is."""
+    """Write a text file (UTF-8) atomically, unless it exists."""
     with suppress(FileExistsError):
         write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable, new=True)
 
@@ -75,7 +75,7 @@ def write_new(path: Path, text: str, durable: bool = False) -> None:
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk (fsync)."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows persists names by itself, and cannot open folders
+        return  # Windows persists names itself, and cannot open folders
     opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(opened)
@@ -86,12 +86,12 @@ def sync(path: Path) -> None:
 def remove_leftovers(folder: Path, suffix: str = "") -> list[Path]:
     """Remove partial files `*suffix` that killed processes left in a folder, and return their paths.
 
-    Until they are a day old, those of running processes and of other hosts stay.
+    Partial files of running processes and of other hosts are kept until they are a day old.
     """
     found = [path for path in folder.glob(f".*{suffix}.*") if PARTIAL.fullmatch(path.name) and _abandoned(path)]
     removed = []
     for path in found:
-        with suppress(OSError):  # the folder is read-only, or was removed by a different process
+        with suppress(OSError):  # the folder is read-only, or another process removed the file
             path.unlink()
             removed.append(path)
     return removed
@@ -99,8 +99,8 @@ def remove_leftovers(folder: Path, suffix: str = "") -> list[Path]:
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """Yield a new folder to be filled; at the end of the block it replaces `path`, after an error it is removed."""
-    partial = _beside(path)
+    """Yield a new folder to fill; after the block it replaces `path`, after an error it is removed."""
+    partial = _temporary(path)
     partial.mkdir(parents=True)
     try:
         with writing(path):
@@ -113,7 +113,7 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 def replace_folder(new: Path, path: Path) -> None:
     """Move folder `new` to `path` and remove the folder that was there.
 
-    This takes two moves: a process that is killed between them leaves the earlier folder at `earlier(path)`.
+    This takes two moves; if the process is killed between them, the old folder is at `earlier(path)`.
     """
     old = earlier(path)
     if path.exists():
@@ -129,53 +129,53 @@ def replace_folder(new: Path, path: Path) -> None:
 
 
 def earlier(path: Path) -> Path:
-    """Return where `replace_folder` keeps the earlier folder `path` between its two moves."""
+    """Return the path of the old folder `path` between the two moves of `replace_folder`."""
     return path.with_name(f".{path.name}.old")
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file exists; False, not an error, for an impossible name."""
+    """Return whether a file exists; False for an invalid name."""
     return os.path.isfile(path)
 
 
 def is_dir(path: str | os.PathLike[str]) -> bool:
-    """Return whether a folder exists; False, not an error, for an impossible name."""
+    """Return whether a folder exists; False for an invalid name."""
     return os.path.isdir(path)
 
 
 def meant_beside(path: str | os.PathLike[str]) -> str:
-    """Return "; did you mean ...?" for what lies in a missing path's folder and is named most like it; else ""."""
+    """Return "; did you mean ...?" with the most similar name in a missing path's folder; "" if there is none."""
     folder, name = os.path.split(os.fspath(path).rstrip(os.sep))
     try:
-        beside = [one for one in os.listdir(folder or ".") if not one.startswith(".")]
+        names = [one for one in os.listdir(folder or ".") if not one.startswith(".")]
     except (OSError, ValueError):
         return ""
-    return meant(os.path.join(folder, name), [os.path.join(folder, one) for one in beside])
+    return meant(os.path.join(folder, name), [os.path.join(folder, one) for one in names])
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
-    """Return whether a text is a URL and not a path."""
+    """Return whether `place` is a URL, not a path."""
     return isinstance(place, str) and "://" in place
 
 
 def check_folder(name: str, path: str | os.PathLike[str]) -> None:
-    """Raise BadInput for a path where no folder can be made or written to; `name` is the option's."""
+    """Raise BadInput for a path where no folder can be created or written; `name` is the option's name."""
     check_place(name, path)
     if is_file(path):
         raise BadInput(f"{name} {shown(str(path))} is a file: a folder is needed")
 
 
 def check_file(name: str, path: str | os.PathLike[str]) -> None:
-    """Raise BadInput for a path where no file can be made or written to; `name` is the option's."""
+    """Raise BadInput for a path where no file can be created or written; `name` is the option's name."""
     check_place(name, path)
     if is_dir(path):
         raise BadInput(f"{name} {shown(str(path))} is a folder: a file is needed")
 
 
 def check_place(name: str, path: str | os.PathLike[str]) -> None:
-    """Raise BadInput for a path where neither a file nor a folder can be made; `name` is the option's.
+    """Raise BadInput for a path where neither a file nor a folder can be created; `name` is the option's name.
 
-    Such are an empty or impossible name, the root, a path below a file, a read-only folder and a device.
+    These are an empty or invalid name, the root, a path below a file, a read-only folder and a device.
     """
     if reason := _reason_against(Path(path)) if str(path) else "it is empty":
         raise BadInput(f"{name} {shown(str(path))}: nothing can be written there ({reason})")
@@ -197,18 +197,18 @@ def _reason_against(path: Path) -> str:
     if not above.is_dir():
         return "" if above == path.absolute() else f"{brief(above)} is no folder"
     try:
-        with tempfile.TemporaryFile(dir=above):  # unnamed: leaves nothing behind
+        with tempfile.TemporaryFile(dir=above):  # unnamed: leaves no file
             return ""
     except OSError as problem:
         return f"{brief(above)}: {problem.strerror}"
 
 
 def need_room(path: Path, size: int) -> None:
-    """Raise BadInput where the disk of `path` has fewer than `size` bytes free."""
-    there = next(parent for parent in path.absolute().parents if parent.is_dir())
-    free = shutil.disk_usage(there).free
+    """Raise BadInput if the disk of `path` has fewer than `size` bytes free."""
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(folder).free
     if free < size:
-        raise BadInput(f"{path} needs {size / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {there}")
+        raise BadInput(f"{path} needs {size / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {folder}")
 
 
 def bytes_of(text: str) -> int:
@@ -225,7 +225,7 @@ def bytes_of(text: str) -> int:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of writing `path` within the block (disk full, no permission) into BadInput."""
+    """Convert errors of writing `path` within the block (disk full, no permission) to BadInput."""
     try:
         yield
     except (OSError, SafetensorError) as problem:
@@ -242,23 +242,23 @@ def digest(file: Path) -> str:
     return hashed.hexdigest()
 
 
-def _beside(path: Path) -> Path:
-    """Return a temporary name that no other thread, process or host writes to."""
+def _temporary(path: Path) -> Path:
+    """Return a temporary name in the same folder, unique among threads, processes and hosts."""
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}-{token_hex(4)}")
 
 
 def _abandoned(path: Path) -> bool:
-    named = PARTIAL.fullmatch(path.name)
-    assert named is not None
+    match = PARTIAL.fullmatch(path.name)
+    assert match is not None
     with suppress(OSError):
         if time.time() - path.stat().st_mtime > FORGOTTEN:
             return True
-    here = named["earlier"] or (named["pid"] if named["host"] == HOST else None)
-    return here is not None and not _runs(int(here))
+    pid = match["earlier"] or (match["pid"] if match["host"] == HOST else None)
+    return pid is not None and not _runs(int(pid))
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process of this host runs; True if that cannot be found out."""
+    """Return whether a process of this host runs; True if unknown."""
     if os.name == "nt":
         return True  # on Windows, signal 0 would end it
     try:

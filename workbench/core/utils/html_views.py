@@ -1,4 +1,4 @@
-"""HTML that a notebook shows for a value: small tables that follow its theme, with every text escaped."""
+"""HTML views of values in notebooks: small tables in the notebook's theme, with escaped text."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHOWN = 40  # lines of a table; the number of further ones is stated
+SHOWN = 40  # maximum rows of a table
 CELLS = 64  # cells per side of an image
 
 
 def table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """Return a title over a table of at most 40 rows; the number of further rows is stated."""
+    """Return a titled table of at most 40 rows, with the number of omitted rows."""
     lines = [list(row) for row in rows]
     more = f"<tr><td>… and {len(lines) - SHOWN:,} more</td></tr>" if len(lines) > SHOWN else ""
     body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in lines[:SHOWN])
@@ -26,7 +26,7 @@ def _cell(value: object) -> str:
 
 
 def ranges(positions: "Tensor", most: int = 12) -> str:
-    """Return rising positions as at most `most` ranges, 0–3, 7, 9–20; the number of further ranges is stated."""
+    """Format rising positions as at most `most` ranges, 0–3, 7, 9–20, with the number of omitted ranges."""
     breaks = (positions[1:] != positions[:-1] + 1).nonzero().flatten() + 1
     parts = positions.tensor_split(breaks.cpu())
     texts = [f"{int(part[0])}" + (f"–{int(part[-1])}" if len(part) > 1 else "") for part in parts[:most]]
@@ -34,7 +34,7 @@ def ranges(positions: "Tensor", most: int = 12) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text, in B, KiB, MiB or GiB."""
+    """Format a number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
@@ -43,12 +43,14 @@ def size(count: float) -> str:
 
 
 def picture(shares: "Tensor", side: int = 192) -> str:
-    """Return shares [I, J] from 0 to 1 as an SVG of `side` pixels in the text's colour.
+    """Draw shares [I, J] from 0 to 1 as an SVG of `side` pixels in the text's colour.
 
-    More than 64 × 64 cells are averaged.
+    Larger maps are averaged to 64 × 64 cells.
     """
-    small = _reduced(shares.float().cpu())
-    rows, columns = small.shape
+    from torch.nn.functional import adaptive_avg_pool2d  # imported late: records are shown without torch
+
+    rows, columns = (min(CELLS, count) for count in shares.shape)
+    small = adaptive_avg_pool2d(shares.float().cpu()[None], (rows, columns))[0]
     cells = [
         f'<rect x="{j}" y="{i}" width="1" height="1" fill-opacity="{share:.2f}"/>'
         for i, line in enumerate(small.tolist())
@@ -59,10 +61,3 @@ def picture(shares: "Tensor", side: int = 192) -> str:
     style = "border: 1px solid #8888"
     form = 'preserveAspectRatio="none" shape-rendering="crispEdges" fill="currentColor"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box} {form} style="{style}">{"".join(cells)}</svg>'
-
-
-def _reduced(shares: "Tensor") -> "Tensor":
-    from torch.nn.functional import adaptive_avg_pool2d  # records are shown without torch
-
-    rows, columns = (min(CELLS, side) for side in shares.shape)
-    return adaptive_avg_pool2d(shares[None], (rows, columns))[0]

@@ -14,8 +14,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def loads(text: str) -> Any:
     """Return the value of a JSON text.
 
-    Raises BadInput for invalid JSON, too deep nesting, an integer of more digits than Python reads, and a lone
-    surrogate (half a character, which files and tokenizers refuse).
+    Raises BadInput for invalid JSON, nesting that is too deep, integers with more digits than Python reads, and lone
+    surrogates, which files and tokenizers reject.
     """
     try:
         value = json.loads(text)

@@ -4,8 +4,8 @@
         for task, outcome in workers.run(work, tasks):
             print(task, outcome.value())
 
-Outcomes come in the order in which tasks end. A task that raises, or whose process is killed, has an outcome like any
-other, and the rest go on. Leaving the loop early cancels every task that has not begun.
+Outcomes are yielded in order of completion. A task that raises, or whose process is killed, has an outcome too, and
+the others continue. Leaving the loop early cancels tasks that have not started.
 """
 
 import json
@@ -32,8 +32,8 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check, check_processes
 
 LOCAL, SSH = "local", "ssh:"
-ANSWER = 10.0  # seconds in which a scheduler must answer
-GRACE = 2.0  # seconds for a process to end after a person stopped it
+ANSWER = 10.0  # timeout of a scheduler in seconds
+GRACE = 2.0  # seconds for a process to end after Ctrl-C
 GPU = "GPU"  # Dask resource, of which a GPU task takes one: `dask worker --resources GPU=1`
 DEPLOYERS = {  # name → module, class and package
     "slurm": ("dask_jobqueue", "SLURMCluster", "dask-jobqueue"),
@@ -43,22 +43,22 @@ DEPLOYERS = {  # name → module, class and package
 
 @contextmanager
 def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 3) -> Iterator[Any]:
-    """Yield a Dask client; a cluster that is started for it ends with the block.
+    """Yield a Dask client; a cluster that is started for it is closed after the block.
 
     address  "local", "ssh:HOST,HOST", "slurm" or "kubernetes" start a cluster; else a running scheduler's address, or
-             the `.json` file that it wrote
+             its `.json` file
     workers  processes (`local`) or jobs (`slurm`, `kubernetes`) to start
     gpu      give each worker a GPU slot (`local` and `ssh`)
     retries  how many workers may die over a task, in clusters that are started here
 
-    Raises BadInput without Dask or the deployer's package, and for a scheduler that does not answer in 10 s.
+    Raises BadInput without Dask or the deployer's package, and for a scheduler that does not respond within 10 s.
     """
     if workers < 1:
         raise BadInput(f"workers is {workers}: at least 1 is needed")
     if address.endswith(".json") and not Path(address).is_file():
         raise BadInput(f"no Dask scheduler has written {address!r}")
     if address.endswith(".json") and not _names_scheduler(Path(address)):
-        raise BadInput(f"{address!r} names no address of a Dask scheduler: the file that one has written is needed")
+        raise BadInput(f"{address!r} names no address of a Dask scheduler: the file that a scheduler wrote is needed")
     try:
         import dask
         import distributed
@@ -66,10 +66,10 @@ def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 
         raise BadInput("a cluster needs Dask: pip install 'cached-block-workbench[cluster]'") from None
     with ExitStack() as stack:
         stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": retries}))
-        made = _begun(distributed, address, workers, {GPU: 1} if gpu else None)
-        if made is not None:
-            stack.callback(made.close)
-        place = {"scheduler_file": address} if address.endswith(".json") else {"address": made or address}
+        cluster = _start_cluster(distributed, address, workers, {GPU: 1} if gpu else None)
+        if cluster is not None:
+            stack.callback(cluster.close)
+        place = {"scheduler_file": address} if address.endswith(".json") else {"address": cluster or address}
         try:
             client = distributed.Client(**place, timeout=ANSWER, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as problem:
@@ -79,7 +79,7 @@ def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 
 
 
 def _names_scheduler(file: Path) -> bool:
-    """Return whether a file has the address of a scheduler, as written by `dask scheduler --scheduler-file`."""
+    """Return whether a file contains a scheduler's address, as `dask scheduler --scheduler-file` writes it."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -87,8 +87,8 @@ def _names_scheduler(file: Path) -> bool:
     return isinstance(known, dict) and isinstance(known.get("address"), str)
 
 
-def _begun(distributed: Any, address: str, workers: int, slots: dict[str, int] | None) -> Any:
-    """Start the named cluster; return None for an address."""
+def _start_cluster(distributed: Any, address: str, workers: int, slots: dict[str, int] | None) -> Any:
+    """Start a cluster by name; return None for an address."""
     if address == LOCAL:
         options = {"dashboard_address": "127.0.0.1:0", "silence_logs": ERROR, "memory_limit": 0, "resources": slots}
         return distributed.LocalCluster(n_workers=workers, threads_per_worker=1, **options)
@@ -100,9 +100,9 @@ def _begun(distributed: Any, address: str, workers: int, slots: dict[str, int] |
         return _deployed("asyncssh", lambda: distributed.SSHCluster([hosts[0], *hosts], worker_options=options))
     if address in DEPLOYERS:
         module, name, package = DEPLOYERS[address]
-        made = _deployed(package, lambda: getattr(import_module(module), name)())
-        made.scale(workers)
-        return made
+        cluster = _deployed(package, lambda: getattr(import_module(module), name)())
+        cluster.scale(workers)
+        return cluster
     return None
 
 
@@ -112,19 +112,19 @@ def _deployed(package: str, make: Callable[[], Any]) -> Any:
     except ImportError:
         raise BadInput(f"this cluster needs {package}: pip install {package}") from None
     except Exception as problem:  # deployers raise errors of any type for their settings
-        said = " ".join(str(problem).split())
-        raise BadInput(f"the cluster could not be begun ({type(problem).__name__}: {said}): see {package}") from None
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+        raise BadInput(f"the cluster could not be started ({reason}): see {package}") from None
 
 
 def check_slots(client: Any) -> None:
-    """Raise BadInput where a cluster has workers and none has a GPU slot; one without workers may get them later."""
+    """Raise BadInput if a cluster has workers and none has a GPU slot; without workers, they may follow later."""
     known = client.scheduler_info()["workers"].values()
     if known and not any(worker["resources"].get(GPU) for worker in known):
         raise BadInput(f"no worker of the cluster has a slot for a GPU: begin them with `--resources {GPU}=1`")
 
 
 def dask_worker_number() -> int:
-    """Return the number of this Dask worker by which it picks a GPU: its name, or a hash of it."""
+    """Return the number by which this Dask worker selects a GPU: its name, or a hash of it."""
     from distributed import get_worker
 
     name = str(get_worker().name)
@@ -138,12 +138,12 @@ DIED = "its process ended, perhaps for lack of memory"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a task, or why it has none.
+    """The result of a task, or the reason why it has none.
 
-    problem  one line; "" for none
+    problem  one line; "" if there is a result
     trace    traceback of the last attempt
-    refused  the problem is bad input, so it was not retried
-    died     the problem is a process that ended
+    refused  the input is invalid, so the task was not retried
+    died     the process of the task ended
     """
 
     result: Any = None
@@ -153,7 +153,7 @@ class Outcome:
     died: bool = False
 
     def value(self) -> Any:
-        """Return the result. Raises BadInput for refused input, RuntimeError for any other problem."""
+        """Return the result. Raises BadInput for invalid input, RuntimeError for any other problem."""
         if self.refused:
             raise BadInput(self.problem)
         if self.problem:
@@ -162,7 +162,7 @@ class Outcome:
 
 
 def check_jobs(jobs: int, retries: int, cluster: str | None = None) -> None:
-    """Raise BadInput for a number of processes that is not allowed, or for negative `retries`."""
+    """Raise BadInput for an invalid number of processes, or negative `retries`."""
     check_processes("jobs", jobs, here=cluster in (None, "local"))
     check("retries", retries, int)
     if retries < 0:
@@ -170,14 +170,14 @@ def check_jobs(jobs: int, retries: int, cluster: str | None = None) -> None:
 
 
 class Workers:
-    """Runs tasks in parallel; everything that it starts ends with its `with` block.
+    """Run tasks in parallel; processes and clusters that it starts end with its `with` block.
 
     jobs     number of processes, which share this one's threads (1: this process), or of workers of a new cluster
-    cluster  the address of a Dask cluster to use instead (`connected`)
-    shared   first arguments of `work`, sent to every process once
+    cluster  address of a Dask cluster to use instead (`connected`)
+    shared   first arguments of `work`, sent to each process once
     gpu      workers of a new cluster get a GPU slot
 
-    Raises BadInput, on entering, for a cluster that does not answer.
+    Raises BadInput, on entering, for a cluster that does not respond.
     """
 
     def __init__(self, jobs: int = 1, cluster: str | None = None, shared: tuple[Any, ...] = (), gpu: bool = False):
@@ -196,9 +196,9 @@ class Workers:
     def run(
         self, work: Work, tasks: Sequence[T], retries: int = 0, gpu: Sequence[bool] = ()
     ) -> Generator[tuple[T, Outcome], None, None]:
-        """Yield every task with the outcome of `work(*shared, task)`, as soon as it ends.
+        """Yield each task with the outcome of `work(*shared, task)`, as soon as it ends.
 
-        retries  how often a task that raised is tried again; one that raised BadInput is not
+        retries  how often a task that raised is retried, unless it raised BadInput
         gpu      for each task, whether it takes a GPU slot on the cluster
         """
         if self._client is not None:
@@ -211,7 +211,7 @@ class Workers:
 
     def _in_processes(self, work: Work, tasks: Sequence[T], retries: int) -> Iterator[tuple[T, Outcome]]:
         left = dict(enumerate(tasks))
-        with suppress(BrokenProcessPool):  # one process was killed, which ended the pool: run the rest one by one
+        with suppress(BrokenProcessPool):  # a killed process breaks the pool: run the rest one by one
             for number, outcome in self._submitted(work, left, retries, self.jobs):
                 yield left.pop(number), outcome
         for number, task in left.items():
@@ -227,7 +227,7 @@ class Workers:
         self._pool = pool(processes, self.shared) if self._pool is None else self._pool
         futures = {}
         try:
-            with _unheard():
+            with _ignoring_interrupts():
                 futures = {self._pool.submit(tried, task, work, retries): number for number, task in tasks.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -239,12 +239,12 @@ class Workers:
                 future.cancel()
 
     def _end_pool(self, stopped: bool = False) -> None:
-        """End the pool once running tasks are done, or at once if a person has `stopped` it."""
+        """End the pool once running tasks are done, or at once after Ctrl-C (`stopped`)."""
         if self._pool is not None:
             processes = list(getattr(self._pool, "_processes", {}).values()) if stopped else []
             self._pool.shutdown(wait=not stopped, cancel_futures=True)
             for process in processes:
-                process.join(GRACE)  # Ctrl-C reached it, too: time to clean up
+                process.join(GRACE)  # it received Ctrl-C too: time to clean up
                 process.terminate()
             self._pool = None
 
@@ -258,8 +258,8 @@ class Workers:
         share = _share(self.jobs) if self.cluster == LOCAL else None
         futures = {}
         for number, (task, slot) in enumerate(zip(tasks, gpu or [False] * len(tasks), strict=True)):
-            given = {"retries": retries, "priority": -number, "resources": {GPU: 1} if slot else None}
-            future = self._client.submit(_on_worker, task, work, self.shared, share, pure=False, **given)
+            options = {"retries": retries, "priority": -number, "resources": {GPU: 1} if slot else None}
+            future = self._client.submit(_on_worker, task, work, self.shared, share, pure=False, **options)
             futures[future] = task
         try:
             for future in distributed.as_completed(futures, loop=self._client.loop):
@@ -275,7 +275,7 @@ SHARED_GPU = "WORKBENCH_SHARED_GPU"  # environment variable, set if several proc
 def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
     """Return an executor of new processes, which share this one's threads and are numbered (`worker_number`).
 
-    Where they outnumber the GPUs, `WORKBENCH_SHARED_GPU` is set in each.
+    If they outnumber the GPUs, `WORKBENCH_SHARED_GPU` is set in each.
     """
     context = multiprocessing.get_context("spawn")
     numbers = context.SimpleQueue()
@@ -290,7 +290,7 @@ def _share(processes: int) -> tuple[int, bool]:
 
 
 def _settle(threads: int, crowded: bool) -> None:
-    """Apply a share of this machine, as `_share` returns it."""
+    """Apply the share of this machine from `_share`."""
     torch.set_num_threads(threads)
     if crowded:
         os.environ[SHARED_GPU] = "1"
@@ -300,8 +300,8 @@ _PROCESS: dict[str, Any] = {"number": 0, "shared": ()}  # state of a worker proc
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
-    """Make processes that start meanwhile ignore Ctrl-C until they are ready, so they print no tracebacks."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Let processes started within the block ignore Ctrl-C until they are ready, so they print no tracebacks."""
     if current_thread() is not main_thread():
         yield
         return
@@ -313,23 +313,23 @@ def _unheard() -> Iterator[None]:
 
 
 def _begin(numbers: Any, share: tuple[int, bool], shared: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, _exit)
     _settle(*share)
     _PROCESS.update(number=numbers.get(), shared=shared)
 
 
-def _leave(*_: Any) -> None:
-    """End this process silently, as its parent process was stopped."""
+def _exit(*_: Any) -> None:
+    """End this process silently; its parent handles the interrupt."""
     sys.exit(128 + signal.SIGINT)
 
 
 def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = None) -> Outcome:
     """Run a task until it succeeds, raises BadInput, or has failed `retries` + 1 times."""
-    given = _PROCESS["shared"] if shared is None else shared
+    shared = _PROCESS["shared"] if shared is None else shared
     outcome = Outcome()
     for _ in range(retries + 1):
         try:
-            return Outcome(work(*given, task))
+            return Outcome(work(*shared, task))
         except BadInput as problem:
             return Outcome(problem=str(problem), refused=True)
         except Exception as problem:  # ends this task only
@@ -338,7 +338,7 @@ def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = 
 
 
 def _on_worker(task: Any, work: Work, shared: tuple[Any, ...], share: tuple[int, bool] | None) -> Outcome:
-    """Run a task on a Dask worker; Dask itself retries a task that raises, perhaps on a different worker."""
+    """Run a task on a Dask worker; Dask retries a task that raises, possibly on another worker."""
     if share:
         _settle(*share)
     try:
@@ -354,7 +354,7 @@ def _outcome(future: Any) -> Outcome:
     if problem is None:
         return future.result()
     if isinstance(problem, distributed.KilledWorker):
-        return Outcome(problem="its worker ended again and again, perhaps for lack of memory", died=True)
+        return Outcome(problem="its worker ended repeatedly, perhaps for lack of memory", died=True)
     return Outcome(problem=_line(problem), trace="".join(format_exception(type(problem), problem, future.traceback())))
 
 
@@ -371,5 +371,5 @@ def worker_number() -> int:
 
 
 def dealt(device: str, count: Callable[[], int] = torch.cuda.device_count) -> str:
-    """Return the device of this process: "cuda" becomes one of the machine's GPUs, by the process's number."""
+    """Return the device of this process: "cuda" becomes one of the machine's GPUs, by process number."""
     return f"cuda:{worker_number() % count()}" if device == "cuda" and count() > 1 else device

@@ -1,6 +1,6 @@
-"""Progress messages of long work, `stage("loading lab-full")`, for whoever displays them; by default nobody does.
+"""Progress messages of long work, `stage("loading lab-full")`, for a listener that displays them; by default none.
 
-`with keeps(…)` adds to an interruption (Ctrl-C) what of the work was kept.
+`with keeps(…)` adds what was saved to the message of an interruption (Ctrl-C).
 """
 
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def stage(what: str) -> None:
-    """Report the stage that begins now to the innermost listener."""
-    for tell in _listeners[-1:]:
-        tell(what)
+    """Report the start of a stage to the innermost listener."""
+    for listener in _listeners[-1:]:
+        listener(what)
 
 
 def are_heard() -> bool:
@@ -23,7 +23,7 @@ def are_heard() -> bool:
 
 @contextmanager
 def heard(by: Callable[[str], None]) -> Iterator[None]:
-    """Call `by` with every stage that begins within the block."""
+    """Call `by` for each stage that starts within the block."""
     _listeners.append(by)
     try:
         yield
@@ -33,10 +33,10 @@ def heard(by: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def keeps(kept: Callable[[], str]) -> Iterator[None]:
-    """Give a KeyboardInterrupt from within the block the message `kept()`, unless an inner block gave it one.
+    """Set the message of a KeyboardInterrupt within the block to `kept()`, unless an inner block has set one.
 
-    The message says what was kept and how to go on; the command line shows it in place of a traceback, by default
-    `NOTHING`.
+    The message states what was saved and how to resume. The command line shows it instead of a traceback; the default
+    is `NOTHING`.
     """
     try:
         yield
@@ -46,5 +46,5 @@ def keeps(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def so_far(done: int, of: int, what: str, where: object) -> str:
-    """Return the message for `keeps` of work whose parts are each saved as they end: "3 of 8 … are kept in …"."""
+    """Return the message for `keeps` of work that saves each part: "3 of 8 … are saved in …"."""
     return f"{done} of {of} {what} are saved in {where}: rerun to resume" if done else NOTHING

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-COMPUTING = ("cached-block-workbench", "torch", "transformers")  # what blocks and measurements depend on
+COMPUTING = ("cached-block-workbench", "torch", "transformers")  # packages that affect blocks and measurements
 
 
 @cache
 def version_of(package: str) -> str | None:
-    """Return the version of a package; None where it is not installed, as in a plain checkout."""
+    """Return the version of a package; None if it is not installed, as in a plain checkout."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -17,5 +17,5 @@ def version_of(package: str) -> str | None:
 
 
 def versions(packages: Iterable[str] = COMPUTING) -> dict[str, str]:
-    """Return {package: version}; "not installed" for one that is not."""
+    """Return {package: version}, or "not installed"."""
     return {package: version_of(package) or "not installed" for package in packages}

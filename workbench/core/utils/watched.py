@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
 Progress = Callable[[int, int], None]  # (done, total)
-BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels of unattended runs
-UNCOUNTED = "{desc}"  # of a bar that does not know yet how much there is
-OPENED = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG")  # set in kernels that a person opened
+BATCH = "WORKBENCH_BATCH"  # environment variable of unattended notebook runs
+UNCOUNTED = "{desc}"  # format of a bar without a known total
+OPENED = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG")  # set in interactive notebook kernels
 
 
 @contextmanager
 def bar(label: str) -> Iterator["tqdm[Any]"]:
-    """Yield a tqdm bar that disappears at the end of the block, also from a saved notebook."""
+    """Yield a tqdm bar that is removed at the end of the block, also from a saved notebook."""
     from tqdm.auto import tqdm  # slow to import
 
     handle = None
@@ -41,23 +41,22 @@ def move(shown: "tqdm[Any]", done: int, total: int) -> None:
     """Set a bar to `done` of `total`."""
     if shown.total != total:
         shown.bar_format = None
-        shown.set_description(shown.desc.removesuffix(": "), refresh=False)  # with a colon behind it
+        shown.set_description(shown.desc.removesuffix(": "), refresh=False)  # tqdm appends a colon
         shown.reset(total)
     shown.update(done - shown.n)
 
 
 @contextmanager
 def watched(what: str, given: Progress | None = None) -> Iterator[Progress | None]:
-    """Yield `given`, or a progress function with a new bar if the session is interactive and nothing else shows one."""
+    """Yield `given`, or the progress function of a new bar if the session is interactive and no other is shown."""
     is_open = sys.stderr.isatty() or any(name in os.environ for name in OPENED)
     if given or are_heard() or os.environ.get(BATCH) or not is_open or current_thread() is not main_thread():
         yield given
         return
     with bar(f"{what}: loading") as shown:
 
-        def begins(at: str) -> None:
-            tell = shown.set_description if shown.total else shown.set_description_str
-            tell(f"{what}: {at}")
+        def describe(at: str) -> None:
+            (shown.set_description if shown.total else shown.set_description_str)(f"{what}: {at}")
 
-        with heard(begins):
+        with heard(describe):
             yield partial(move, shown)

@@ -1,6 +1,6 @@
-"""Faster copies of scattered tokens [H, T, D]: torch copies element by element, so 8 bytes are copied as one element.
+"""Faster copies of scattered tokens [H, T, D]: torch copies by element, so 8 bytes are copied as one element.
 
-Layouts that do not allow it are copied as usual. Copies between host and device do not wait for a GPU's queued work.
+Other layouts are copied as usual. Copies between host and device do not wait for a GPU's queued work.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return views with 8-byte elements; the tensors themselves if one of them cannot be viewed so."""
+    """Return views with 8-byte elements; the tensors themselves if one has no such view."""
     per = 8 // tensors[0].element_size()
     for x in tensors:
         apart = *x.stride()[:-1], x.storage_offset(), x.shape[-1]
@@ -37,21 +37,21 @@ def taken(source: Tensor, at: Tensor) -> Tensor:
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """Return `x` on `device`, without waiting for work that is queued on a GPU."""
+    """Return `x` on `device`, without waiting for a GPU's queued work."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
 
 
 def fetched(x: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy `x` to the host; return a function that waits for this copy alone and returns it."""
+    """Start to copy `x` to the host; return a function that waits for this copy only and returns it."""
     if not x.is_cuda:
         return lambda: x
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     host.copy_(x, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record()
+    copied = torch.cuda.Event()
+    copied.record()
 
-    def waited() -> Tensor:
-        there.synchronize()
+    def wait() -> Tensor:
+        copied.synchronize()
         return host
 
-    return waited
+    return wait

@@ -1,16 +1,16 @@
-"""Attention of one request over its contiguous KV, as its plan says; on a CPU in plain torch.
+"""Attention of one request over its contiguous KV, following its plan; on a CPU in plain torch.
 
-In every layer a request of the packed forward pass writes its fresh keys and values to its own KV and attends: by a
-kernel, or by torch with masks that are kept from layer to layer.
+In each layer a request of the packed forward pass writes its new keys and values to its own KV and attends: with a
+kernel, or in torch with masks that are reused across layers.
 
-Selected tiles are attended to by query tile, and the others are not computed. Heads whose lists differ in length are
-computed together, the shorter ones padded with masked tiles. Where single columns are selected too, a list names keys
-instead of tiles.
+Selected tiles are computed per query tile; the others are skipped. Heads whose lists differ in length are computed
+together, with shorter lists padded by masked tiles. If single columns are selected too, a list contains keys instead of
+tiles.
 
-A question over a long cache takes products and a softmax for each KV head, without a mask. Query heads that share a KV
-head are rows of one product, so keys and values are read once for all of them. Only the part in which the rows attend
-to each other is causal. As many KV heads are computed at a time as there are threads, so that the logits of a head stay
-in a processor's own cache; the softmax overwrites them.
+A question over a long cache needs no mask: it is two matrix products and a softmax per KV head. Query heads that share
+a KV head are rows of one product, so keys and values are read once. Only the part in which query tokens attend to each
+other is causal. As many KV heads are computed at a time as there are threads, so the logits of a head stay in a core's
+cache; the softmax overwrites them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +45,7 @@ def over_tiles(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Til
     whole = tiles.columns is None
     size = tiles.size if whole else 1  # keys per list entry
     group, count = heads // kv_heads, -(-length // size)
-    alike = group if whole and tiles.shared % group == 0 else 1  # heads that share a list become one longer query
+    alike = group if whole and tiles.shared % group == 0 else 1  # heads with a common list are one longer query
     owner = torch.arange(0, heads, alike, device=q.device)[:, None] // group * count
     keys, values = (pad(x, (0, 0, 0, -length % size)).reshape(kv_heads * count, -1) for x in (keys, values))
     begins, inside = torch.arange(count, device=q.device) * size, torch.arange(size, device=q.device)
@@ -63,23 +63,23 @@ def over_tiles(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Til
         places = (begins[listed][..., None] + inside).flatten(1)[:, None]  # [lists, 1, K]
         seen = kept.gather(1, listed).repeat_interleave(size, 1)[:, None] & (places <= here[:, None])
         bias = torch.where(seen, 0.0, hidden)[:, None]
-        k, v = (_only(x, (owner + listed).flatten(), (len(listed), alike, most * size)) for x in (keys, values))
+        k, v = (_gathered(x, (owner + listed).flatten(), (len(listed), alike, most * size)) for x in (keys, values))
         mine = q[:, at : at + tiles.size].unflatten(0, (-1, alike))
         found = scaled_dot_product_attention(mine, k, v, bias, scale=scale)
-        sees = (places[:, :, 0] <= here) & kept.any(1)[:, None]  # rows that see at least the first key of their list
-        if not bool(sees.all()):
-            found = found.masked_fill(~sees[:, None, :, None], 0.0)
+        has_key = (places[:, :, 0] <= here) & kept.any(1)[:, None]  # the first key of its list is visible to the row
+        if not bool(has_key.all()):
+            found = found.masked_fill(~has_key[:, None, :, None], 0.0)
         out[:, at : at + tiles.size] = found.flatten(0, 1)
     return out
 
 
-def _only(tiles: Tensor, listed: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Gather listed tiles [N, size · D] -> [lists, heads, K, D]; the heads of a list share its keys without copies."""
+def _gathered(tiles: Tensor, listed: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Gather listed tiles [N, size · D] -> [lists, heads, K, D]; heads share the keys of a list without copies."""
     lists, alike, length = shape
     return tiles.index_select(0, listed).view(lists, 1, length, -1).expand(-1, alike, -1, -1)
 
 
-ROWS = 256  # at most so many rows times query heads per KV head; above, torch's own attention is as fast
+ROWS = 256  # maximum rows times query heads per KV head; above, torch's attention is as fast
 LENGTH = 512  # minimum number of keys
 
 
@@ -118,8 +118,8 @@ def over_few_rows(q: Tensor, keys: Tensor, values: Tensor, scale: float | None =
     return out.view(heads, rows, -1)
 
 
-STEP = 48  # rows per step: their logits over a prompt fit into the cache of a core
-LENGTHS = range(192, 1200)  # of whole prompts; torch's own attention is faster above, and no slower below
+STEP = 48  # rows per step: their logits over a prompt fit into a core's cache
+LENGTHS = range(192, 1200)  # of whole prompts; torch's attention is faster above, and as fast below
 
 
 def suits_prompt(q: Tensor, keys: Tensor) -> bool:
@@ -128,10 +128,10 @@ def suits_prompt(q: Tensor, keys: Tensor) -> bool:
 
 
 def over_prompt(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
-    """Attend causally with q [Hq, R, D] over its own keys and values [H, R, D] -> [Hq, R, D], some rows at a time.
+    """Attend causally with q [Hq, R, D] over its own keys and values [H, R, D] -> [Hq, R, D], in chunks of rows.
 
-    Equals `scaled_dot_product_attention` with a causal mask, up to rounding; each group of rows reads keys only up to
-    its last row.
+    Equals `scaled_dot_product_attention` with a causal mask, up to rounding. Each chunk reads keys only up to its last
+    row.
     """
     heads, rows, width = q.shape
     group = heads // len(keys)
@@ -153,30 +153,29 @@ def over_prompt(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = N
 
 @lru_cache(maxsize=8)
 def _later(rows: int) -> Tensor:
-    """Return the causal mask [R, R] that is added to logits: -inf for later rows, 0 elsewhere."""
+    """Return the additive causal mask [R, R]: -inf for later tokens, 0 elsewhere."""
     return torch.full((rows, rows), float("-inf"), dtype=torch.float32, device="cpu").triu_(1)
 
 
-# A mask is built in chunks of rows of at most this many elements; a smaller mask is kept for all layers.
-MASK_ELEMENTS = 1 << 24
+MASK_ELEMENTS = 1 << 24  # a larger mask is built in chunks of rows; a smaller one is reused across layers
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of rows, and the columns to which they attend under one mask."""
+    """A run of rows, and the columns that they attend to under one mask."""
 
     rows: slice
     cols: slice | Tensor
-    bias: Tensor | None = None  #: [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
+    bias: Tensor | None = None  #: [r, C] or [Hq, r, C], 0 if visible and -inf if not; None: no mask
     is_causal: bool = False
-    blind: Tensor | None = None  #: [r] or [Hq, r] bool: rows without visible keys, whose result is 0
+    blind: Tensor | None = None  #: [r] or [Hq, r] bool: rows without visible keys, whose output is 0
 
 
 class PlannedRequest:
-    """A plan over one KV, for one forward pass; masks are kept from layer to layer.
+    """A plan over one KV, for one forward pass; masks are reused across layers.
 
-    kept   how many of the last rows get logits; in the last layer the others only write their keys and values
-    wait   is called with a layer's number before its cached keys and values are read, which may still be loading
+    kept   number of last rows that get logits; in the last layer the others only write their keys and values
+    wait   called with a layer's number before its cached keys and values are read, which may be loading
     """
 
     replayed = False  # whether the pass may be captured and replayed with different rows
@@ -204,9 +203,9 @@ class PlannedRequest:
         self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
 
     def place(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Return views of the KV for the fresh keys and values of a layer, [H, R, D] each.
+        """Return views of the KV for the new keys and values of a layer, [H, R, D] each.
 
-        None if they may not be written before `attend` is called: where rows have gaps, or cached layers are loading.
+        None if they must not be written before `attend`: rows have gaps, or cached layers are loading.
         """
         if self.wait is not None or not self._whole:
             return None
@@ -214,7 +213,7 @@ class PlannedRequest:
         return (keys, values) if keys.stride(-1) == values.stride(-1) == 1 else None
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Write the fresh keys and values, then attend: [Hq, R, D], None where the output is not needed."""
+        """Write the new keys and values, then attend: [Hq, R, D]; None if the output is not needed."""
         if self.wait is not None:
             self.wait(x.layer)
         self._write(self.kv.keys[x.layer], x.k)
@@ -235,7 +234,7 @@ class PlannedRequest:
         return self.over(x)
 
     def over(self, x: LayerInput) -> Tensor:
-        """Attend with queries [Hq, R, D] over the KV as it is, without writing to it -> [Hq, R, D]."""
+        """Attend with queries [Hq, R, D] over the KV, without writing to it -> [Hq, R, D]."""
         rows, sees = self.rows.to(x.q.device), self.plan.sees
         end = self._end if sees is causal else len(self.kv)
         keys, values = self.kv.keys[x.layer][:, :end], self.kv.values[x.layer][:, :end]
@@ -264,7 +263,7 @@ class PlannedRequest:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
     def _tiles(self, x: LayerInput, keys: Tensor, rows: Tensor) -> Tiles | None:
-        """Call the plan's sparse method. It scales by 1/sqrt(D), so the queries carry a model's own scale."""
+        """Call the plan's sparse method. It scales by 1/sqrt(D), so a model's own scale is applied to the queries."""
         if not self.plan.sparse or (x.window and x.window < len(self.kv)):
             return None
         own = 1.0 if x.scale is None else x.scale * x.q.shape[-1] ** 0.5
@@ -281,19 +280,19 @@ class PlannedRequest:
     def _write(self, cached: Tensor, fresh: Tensor) -> None:
         if self._whole:
             target = cached[:, self._first : self._end]
-            if target.data_ptr() != fresh.data_ptr():  # else the layer has written it in place already
+            if target.data_ptr() != fresh.data_ptr():  # else the layer has written it in place
                 copy(target, fresh)
         elif cached.data_ptr() != fresh.data_ptr():
             index_copy(cached, self.rows.to(cached.device), fresh)
 
     def _kept(self, rows: Tensor, end: int, size: int | None, dtype: torch.dtype) -> Iterable[Piece]:
-        """Return the pieces of a layer without tiles, made once for all layers with the same sliding window."""
+        """Return the pieces of a layer without tiles, built once for all layers with the same sliding window."""
         size = size if size and size < end else None
         key = (size, rows.device)
         if key not in self._pieces:
             pieces = self._plain(end, size) or self._masked(rows, end, size, dtype)
             if len(rows) * end > MASK_ELEMENTS:
-                return pieces  # too large to keep: made anew in every layer, one at a time
+                return pieces  # too large to keep: rebuilt in each layer, one at a time
             self._pieces[key] = list(pieces)
         return self._pieces[key]
 
@@ -324,7 +323,7 @@ class PlannedRequest:
 
 
 def _piece(rows: slice, seen: Tensor, dtype: torch.dtype) -> Piece:
-    """Make a piece of the columns that at least one row sees; other columns are not read, whatever they hold."""
+    """Build a piece of the columns that at least one row attends to; the others are not read."""
     by_row, flat = seen.any(-1), seen.flatten(0, -2)
     used = flat.any(0).nonzero()[:, 0]
     if not len(used):
@@ -346,7 +345,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float 
     k, v = keys[:, piece.cols], values[:, piece.cols]
     heads, count, kv_heads = q.shape[0], q.shape[1], k.shape[0]
     group = heads // kv_heads
-    if piece.bias is None and not piece.is_causal:  # rows see all columns: a group's are one long query
+    if piece.bias is None and not piece.is_causal:  # no mask: the heads of a group are one long query
         out = scaled_dot_product_attention(q.reshape(1, kv_heads, group * count, -1), k[None], v[None], scale=scale)
         return out.reshape(heads, count, -1)
     bias = piece.bias
@@ -360,10 +359,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float 
 
 
 def _kernels(q: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
-    """Return a context that selects torch's MATH backend for a mask per head on a GPU.
+    """Return a context that selects torch's MATH backend for a per-head mask on a GPU.
 
-    The logits take no more memory than the mask, which exists already. With torch's own choice such a call took 12 ms
-    (H200, torch 2.11, a new shape in every call), perhaps because cuDNN plans each shape.
+    Its logits take no more memory than the mask. With torch's default such a call took 12 ms (H200, torch 2.11, a new
+    shape in each call), perhaps because cuDNN plans each shape.
     """
     if bias is None or bias.ndim != 4 or not q.is_cuda:
         return nullcontext()

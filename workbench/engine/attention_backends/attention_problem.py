@@ -1,4 +1,4 @@
-"""Description of a layer's attention by which a backend is chosen: shapes, dtype, device, and what is masked."""
+"""Description of a layer's attention for backend dispatch: shapes, dtype, device and masks."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from workbench.core.tiling.tiles import Tiles
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The attention of one layer, as the choice of a backend needs it: `rows` queries over `length` keys."""
+    """The attention of one layer: `rows` queries over `length` keys."""
 
     rows: int
     length: int
@@ -20,10 +20,10 @@ class AttentionProblem:
     dtype: torch.dtype
     device: torch.device
     causal: bool = True  #: the mask rule is plain `causal`
-    windowed: bool = False  #: a sliding window hides some keys
-    whole: bool = False  #: the rows are a prompt from its start
+    windowed: bool = False  #: a sliding window masks some keys
+    whole: bool = False  #: the queries are a prompt from its start
     tile: int | None = None  #: tokens of a tile, if tiles are selected
-    columns: bool = False  #: single keys are selected too
+    columns: bool = False  #: single keys are selected in addition
 
 
 def problem_of(

@@ -1,4 +1,4 @@
-"""Backends for attention within many blocks at once, for the packed pass that fills a cache.
+"""Backends for attention within many blocks at once, for packed encoding.
 
 encode_blocks   the workbench's Triton kernel: blocks of any lengths
 tile_attention  the workbench's dense kernel: blocks of one length, as a batch
@@ -6,7 +6,7 @@ cudnn           torch's cuDNN attention: blocks of one length, as a batch
 flash           torch's FlashAttention 2: blocks of any lengths, 16-bit dtypes
 
 Each takes (q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], longest block, scale) and returns
-[Hq, N, D]. The fastest is chosen by measurements (`attention_backends.choice`).
+[Hq, N, D]. The choice follows measurements (`attention_backends.choice`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,12 @@ OWN = "encode_blocks"
 
 
 def triton(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Attend by `encode_blocks`."""
+    """Attend with `encode_blocks`."""
     return kernel(OWN).launch(q, keys, values, cu_seqlens, longest, scale)
 
 
 def batched(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Attend by `tile_attention`: blocks of one length, as views of a batch."""
+    """Attend with `tile_attention`: blocks of one length, as views of a batch."""
     count = len(cu_seqlens) - 1
     q, keys, values = (x.unflatten(1, (count, longest)).transpose(0, 1) for x in (q, keys, values))
     rows = _rows(count, longest, q.device)
@@ -39,7 +39,7 @@ def batched(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest
 
 
 def cudnn(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Attend by cuDNN: blocks of one length, as views of a batch."""
+    """Attend with cuDNN: blocks of one length, as views of a batch."""
     count = len(cu_seqlens) - 1
     q, keys, values = (x.unflatten(1, (count, longest)).transpose(0, 1) for x in (q, keys, values))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -53,7 +53,7 @@ def _rows(count: int, longest: int, device: torch.device) -> Tensor:
 
 
 def flash(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Attend by torch's FlashAttention 2 over lengths that differ."""
+    """Attend with torch's variable-length FlashAttention 2."""
     q, keys, values = (x.transpose(0, 1) for x in (q, keys, values))  # [N, H, D]
     forward = torch.ops.aten._flash_attention_forward
     out: Tensor = forward(q, keys, values, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False, scale=scale)[0]
@@ -62,7 +62,7 @@ def flash(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: 
 
 WAYS: Mapping[str, Way] = {OWN: triton, "tile_attention": batched, "cudnn": cudnn, "flash": flash}
 EQUAL = ("tile_attention", "cudnn")  # backends for blocks of equal length
-MANY = 16  # minimum number of blocks for `EQUAL`: cuDNN makes a plan for every new length
+MANY = 16  # minimum number of blocks for `EQUAL`: cuDNN builds a plan for each new length
 
 
 def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:

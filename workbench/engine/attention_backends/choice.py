@@ -1,19 +1,19 @@
-"""Choice of the backend for a request's attention over its contiguous KV: a kernel, or torch with a mask.
+"""Backend dispatch for a request's attention over its contiguous KV: a kernel, or torch with a mask.
 
-On a GPU, plain causal attention in bf16 or fp16 runs on the workbench's kernels: few rows over a long cache on
-`question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention` runs
-what they do not support (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32), short
-prompts from their start, and longer ones where it was measured to be faster. On a CPU torch runs everything, selected
-tiles by query tile and a question over a long cache without a mask (`attention_backends.attention`).
+On a GPU, plain causal attention in bf16 or fp16 runs on the workbench's kernels: `question_attention` for few query
+tokens over a long cache, `tile_attention` otherwise, with or without tiles. Torch's `scaled_dot_product_attention` runs
+what they do not support (other mask rules, sliding windows, single columns in addition to tiles, other tile sizes,
+fp32), short prompts from their start, and longer ones if it was measured to be faster. On a CPU torch runs everything:
+selected tiles per query tile, and a question over a long cache without a mask (`attention_backends.attention`).
 `PrefillOutput.backends` names the backend of each layer.
 
-`Plan(backend=choice.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
+`Plan(backend=choice.named("tile_attention"))` requests one: it is used on any device (on a CPU under Triton's
 interpreter), or BadInput is raised.
 
-`data/benchmarks/attention_backends.py` times the kernels beside torch's cuDNN and FlashAttention 2, and writes a row
-for every shape: {work, heads, width, length, times: {name: ms}}. A GPU is looked up by its name, then by its compute
-capability; if neither is in the file, the default is taken. Another backend must be faster than the workbench's kernel
-by GAIN, as it may also cost a plan for every new length (cuDNN).
+`data/benchmarks/attention_backends.py` times the kernels against torch's cuDNN and FlashAttention 2, and writes a row
+per shape: {work, heads, width, length, times: {name: ms}}. A GPU is looked up by its name, then by its compute
+capability; if neither is in the file, the default is used. Another backend must be faster than the workbench's kernel
+by GAIN, as cuDNN also builds a plan for each new length.
 """
 
 import json
@@ -40,14 +40,14 @@ from workbench.data.assets import ROOT
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 
 FILE = ROOT / "benchmarks" / "attention_backends.json"
-GAIN = 0.03  # a baseline must be faster by this share
-FEW = 256  # rows times query heads per KV head, up to which question_attention always attends over pages
-NEAR = 1.0  # at most so many octaves between the requested length and a measured one
+GAIN = 0.03  # minimum speedup of a baseline
+FEW = 256  # up to this many rows times query heads per KV head, question_attention attends over pages
+NEAR = 1.0  # maximum octaves between the requested length and a measured one
 
 
 @cache
 def tables(path: Path = FILE) -> Mapping[str, Any]:
-    """Return the measurements, {name of a GPU: {"capability", "rows"}}; {} where there is no such file."""
+    """Return the measurements, {name of a GPU: {"capability", "rows"}}; {} without a file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["gpus"]
         return found if isinstance(found, dict) else {}
@@ -56,7 +56,7 @@ def tables(path: Path = FILE) -> Mapping[str, Any]:
 
 
 def rows_for(name: str, capability: Sequence[int], path: Path = FILE) -> list[dict[str, Any]]:
-    """Return the measured rows of a GPU, or of another of its compute capability; [] where there are none."""
+    """Return the measured rows of a GPU, or of another GPU of its compute capability; [] if there are none."""
     known = tables(path)
     if name in known:
         return list(known[name]["rows"])
@@ -65,9 +65,9 @@ def rows_for(name: str, capability: Sequence[int], path: Path = FILE) -> list[di
 
 
 def fastest(rows: Sequence[Mapping[str, Any]], work: str, group: int, width: int, length: int, own: str) -> str:
-    """Return the name of the fastest backend for `work` at about this length; `own` where it was not measured.
+    """Return the name of the fastest backend for `work` at about this length; `own` if it was not measured.
 
-    Rows count that have the same head width and group size, and a length within a factor of 2.
+    Only rows with the same head width and group size, and a length within a factor of 2, are considered.
     """
     alike = [r for r in rows if r["work"] == work and r["width"] == width and r["heads"][0] // r["heads"][1] == group]
     near = min(alike, key=lambda r: abs(log2(r["length"] / length)), default=None)
@@ -79,7 +79,7 @@ def fastest(rows: Sequence[Mapping[str, Any]], work: str, group: int, width: int
 
 @cache
 def choice(device: torch.device, work: str, heads: tuple[int, int], width: int, length: int, own: str) -> str:
-    """Return the name of the fastest backend on this device; `own` where it was not measured."""
+    """Return the name of the fastest backend on this device; `own` if it was not measured."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return own
     rows = rows_for(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
@@ -90,13 +90,13 @@ WIDTHS = (16, 256)  # head widths
 TILES = (16, 32, 64, 128, 256)  # tokens of a tile
 ROWS = 128  # rows of a program of tile_attention
 PAGE = 128  # page size of the identity table for question_attention
-SHORT = 1024  # torch attends to shorter whole prompts: it needs one launch only
+SHORT = 1024  # shorter whole prompts run in torch, with a single launch
 Scale = float | None  # of the logits; None: 1/sqrt(D)
 
 
 @dataclass(frozen=True)
 class Torch:
-    """Torch's scaled_dot_product_attention, with a mask where one is needed; the request itself runs it."""
+    """Torch's scaled_dot_product_attention, with a mask if needed; run by the request itself."""
 
     name = "torch"
 
@@ -110,26 +110,26 @@ class _Kernel:
     def refuses(self, problem: AttentionProblem) -> str:
         """Return why the backend cannot solve the problem; "" if it can."""
         if not problem.causal:
-            return "it knows plain causal attention, no other mask rule"
+            return "it supports plain causal attention, no other mask rule"
         if problem.windowed:
-            return "it knows no sliding window"
+            return "it supports no sliding window"
         if problem.columns:
-            return "it knows whole tiles, no single columns"
+            return "it supports whole tiles, no single columns"
         if not WIDTHS[0] <= problem.width <= WIDTHS[1]:
-            return f"heads are {problem.width} wide, it takes {WIDTHS[0]} to {WIDTHS[1]}"
+            return f"head width is {problem.width}, it supports {WIDTHS[0]} to {WIDTHS[1]}"
         if problem.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"it takes bf16, fp16 and fp32, not {problem.dtype}"
-        return "" if _triton() else "Triton is not installed here"
+            return f"dtype is {problem.dtype}, it supports bf16, fp16 and fp32"
+        return "" if _triton() else "Triton is not installed"
 
 
 @dataclass(frozen=True)
 class QuestionAttention(_Kernel):
-    """The kernel for few rows over a long cache, which splits the keys among programs."""
+    """The kernel for few query tokens over a long cache; splits the keys among programs."""
 
     name = "question_attention"
 
     def refuses(self, problem: AttentionProblem) -> str:
-        return "it knows no tiles: name tile_attention" if problem.tile else super().refuses(problem)
+        return "it supports no tiles: use tile_attention" if problem.tile else super().refuses(problem)
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: Tiles | None, scale: Scale
@@ -140,16 +140,16 @@ class QuestionAttention(_Kernel):
 
 @dataclass(frozen=True)
 class TileAttention(_Kernel):
-    """The kernel for many rows, dense or over selected tiles.
+    """The kernel for many query tokens, dense or over selected tiles.
 
-    Tiles that are `alike` for all query tiles (CompactAttention) are passed as one list for each group of heads.
+    Tiles that are `alike` for all query tiles (CompactAttention) are passed as one list per group of heads.
     """
 
     name = "tile_attention"
 
     def refuses(self, problem: AttentionProblem) -> str:
         if problem.tile and problem.tile not in TILES:
-            return f"tiles are {problem.tile} tokens, it takes {', '.join(map(str, TILES))}"
+            return f"tiles have {problem.tile} tokens, it supports {', '.join(map(str, TILES))}"
         return super().refuses(problem)
 
     def __call__(
@@ -168,15 +168,15 @@ class TileAttention(_Kernel):
 
 @dataclass(frozen=True)
 class WholePrompt(_Kernel):
-    """A kernel of torch's for a prompt from its start: FlashAttention 2 ("flash") or cuDNN's ("cudnn")."""
+    """A torch kernel for a prompt from its start: FlashAttention 2 ("flash") or cuDNN ("cudnn")."""
 
     name: str
 
     def refuses(self, problem: AttentionProblem) -> str:
         if not problem.whole or problem.tile:
-            return "it attends within whole prompts, without tiles"
+            return "it supports whole prompts without tiles only"
         if problem.device.type != "cuda" or problem.dtype == torch.float32:
-            return "it runs on a GPU, in bf16 or fp16"
+            return "it needs a GPU, and bf16 or fp16"
         return super().refuses(problem)
 
     def __call__(
@@ -199,11 +199,11 @@ def named(name: str) -> QuestionAttention | TileAttention:
     for backend in KERNELS:
         if backend.name == name:
             return backend
-    raise BadInput(f"no backend is named {name!r}: it is one of {', '.join(backend.name for backend in KERNELS)}")
+    raise BadInput(f"backend is {name!r}: it is one of {', '.join(backend.name for backend in KERNELS)}")
 
 
 def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAttention | WholePrompt:
-    """Return the backend of `problem` for plans that name none, chosen as the head of this module says."""
+    """Return the backend of `problem` for plans that name none, by the rules in the module docstring."""
     if not on_gpu(problem.device) or problem.dtype == torch.float32:
         return TORCH
     if problem.whole and problem.rows < SHORT and not problem.tile:
@@ -219,13 +219,13 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
 def few_programs(rows: int, heads: int, device: torch.device, waves: int = 2) -> bool:
     """Return whether `tile_attention` has too few programs for these rows and heads to fill a GPU `waves` times.
 
-    Then `question_attention` is faster, which also splits the keys.
+    Then `question_attention` is faster, as it also splits the keys.
     """
     return on_gpu(device) and -(-rows // ROWS) * heads < waves * _processors(device)
 
 
 def kernel_over_pages(rows: Sequence[int], heads: tuple[int, int], device: torch.device) -> str:
-    """Return the name of the kernel for `rows` (requests, rows of each) over pages; `heads`: (query, KV) heads."""
+    """Return the name of the kernel for `rows` (requests, rows per request) over pages; `heads`: (query, KV) heads."""
     batch, each = rows
     few = each * heads[0] // heads[1] <= FEW or few_programs(each, heads[0] * batch, device)
     return "question_attention" if few else "q_sparse_attention"
@@ -234,29 +234,28 @@ def kernel_over_pages(rows: Sequence[int], heads: tuple[int, int], device: torch
 def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:
     """Raise BadInput unless a backend's output is [Hq, R, value width], of the dtype and device of queries `q`."""
     shape = (*q.shape[:2], values.shape[-1])
-    wanted = f"[heads, rows, width] = {shape} of {q.dtype} on {q.device} is needed"
+    expected = f"[heads, rows, width] = {shape} of {q.dtype} on {q.device} is needed"
     if not isinstance(out, Tensor):
-        raise BadInput(f"backend {name_of(backend)} answers {shown(out)}: {wanted}")
+        raise BadInput(f"backend {name_of(backend)} answers {shown(out)}: {expected}")
     if (out.shape, out.dtype, out.device) != (shape, q.dtype, q.device):
-        raise BadInput(
-            f"backend {name_of(backend)} answers {tuple(out.shape)} of {out.dtype} on {out.device}: {wanted}"
-        )
+        got = f"{tuple(out.shape)} of {out.dtype} on {out.device}"
+        raise BadInput(f"backend {name_of(backend)} answers {got}: {expected}")
 
 
 def check(backend: Any, problem: AttentionProblem) -> None:
-    """Raise BadInput for a backend that the user asked for and that does not support the problem."""
-    refuses = getattr(backend, "refuses", None)  # a user's own callable has none
+    """Raise BadInput if a backend that the user requested does not support the problem."""
+    refuses = getattr(backend, "refuses", None)  # a callable of the user has none
     if refuses and (reason := refuses(problem)):
-        raise BadInput(f"{name_of(backend)} cannot carry out this plan: {reason}")
+        raise BadInput(f"{name_of(backend)} cannot run this plan: {reason}")
 
 
 def name_of(backend: Any) -> str:
-    """Return the name of a backend, or of any callable in its place."""
+    """Return the name of a backend or callable."""
     return str(getattr(backend, "name", None) or getattr(backend, "__name__", type(backend).__name__))
 
 
 def rerotate(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
-    """Rerotate `keys` [H, T, D] by `distance` [T] into `out`, by a kernel if `kernels`, else by torch."""
+    """Rerotate `keys` [H, T, D] by `distance` [T] into `out`, with a kernel if `kernels`, else in torch."""
     module = kernel("rotate_keys")
     if kernels:
         module.launch(keys, distance, inv_freq, pairing, out=out)
@@ -269,7 +268,7 @@ def on_gpu(device: torch.device) -> bool:
     return device.type == "cuda" and _triton()
 
 
-@lru_cache(maxsize=128)  # every layer asks for the lengths of all requests of a batch
+@lru_cache(maxsize=128)  # looked up per layer, for each request of a batch
 def identity(length: int, device: torch.device) -> Paged:
     """Return a page table for a contiguous KV of `length` tokens, in which slot i has position i."""
     count = -(-length // PAGE)
@@ -282,7 +281,7 @@ def identity(length: int, device: torch.device) -> Paged:
 
 @lru_cache(maxsize=128)
 def apart(length: int, first: int, end: int, device: torch.device) -> tuple[Paged, Paged]:
-    """Return two page tables for a contiguous KV of `length` tokens: of tokens [first, end), and of all others."""
+    """Return two page tables for a contiguous KV of `length` tokens: tokens [first, end), and the others."""
     count = -(-length // PAGE)
     at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
     pages = torch.arange(count, dtype=torch.int32, device=device)[None]

@@ -1,7 +1,7 @@
 """Mask rules that list single columns (keys). On a GPU, causal kernels run over a copy of the listed keys.
 
-A mask of rows by columns would cost more than the attention. The copy has the listed keys in rising order, so a row
-attends to those up to its rank among them.
+A mask of rows by columns would cost more than the attention. The copy has the listed keys in rising order, so attention
+over it is causal by a row's rank among them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,12 +19,12 @@ from workbench.core.utils.wide_copies import taken
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import AttentionProblem, problem_of
 
-ROWS = 64  # rows of a passage that attend to it in one group
+ROWS = 64  # maximum rows per group
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """Mask rule: a row attends to the columns of `seen` [T] (bool) and to all columns from T on, up to itself."""
+    """Mask rule: causal over the columns of `seen` [T] (bool) and over all columns from T on."""
 
     seen: Tensor
     _kept: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False, repr=False)
@@ -39,18 +39,18 @@ class Listed:
     def over_listed(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: None, scale: float | None
     ) -> Tensor:
-        """Attend by kernels: a `Plan.backend`."""
+        """Attend with kernels, as a `Plan.backend`."""
         columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
         return plain(q, taken(keys, columns), taken(values, columns), ranks, scale)
 
-    def once(self, name: str, rows: Tensor, made: Any) -> Any:
-        """Return `made()`, computed once for all layers that pass the same tensor of rows."""
+    def once(self, name: str, rows: Tensor, compute: Any) -> Any:
+        """Return `compute()`, called once for all layers that pass the same tensor of rows."""
         if name not in self._kept or self._kept[name][0] is not rows:
-            self._kept[name] = rows, made()
+            self._kept[name] = rows, compute()
         return self._kept[name][1]
 
     def _ranks(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the listed columns [K] below `length`, and for each row [R] the index of its last one; -1: none."""
+        """Return the listed columns [K] below `length`, and the index of each row's [R] last visible one; -1: none."""
         listed = self.seen[:length].nonzero()[:, 0]
         columns = torch.cat((listed, torch.arange(len(self.seen), max(length, len(self.seen))))).to(rows.device)
         return columns, torch.searchsorted(columns, rows, right=True) - 1
@@ -58,17 +58,17 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class ListedByLayer:
-    """Select keys by layer (a `Plan.sparse`): `seen` [L, N] (bool) for all rows and heads, equally many a layer."""
+    """Select keys per layer, as a `Plan.sparse`: `seen` [L, N] (bool) for all rows and heads, K per layer."""
 
     seen: Tensor
 
     @cached_property
     def listed(self) -> Tensor:
-        """[L, K] selected columns of every layer; computed once, which waits for the GPU."""
+        """[L, K] selected columns of each layer; computed once, with a GPU synchronization."""
         return self.seen.nonzero()[:, 1].view(len(self.seen), -1)
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
-        """Choose single columns, and no whole tiles."""
+        """Select single columns, and no whole tiles."""
         columns = self.seen[site.layer, : keys.shape[1]].to(keys.device).expand(len(queries), -1)
         kept = torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device)
         return Tiles(kept, keys.shape[1], columns, listed=self.listed[site.layer].to(keys.device))
@@ -76,7 +76,7 @@ class ListedByLayer:
 
 @dataclass(frozen=True, eq=False)
 class OwnOrListed(Listed):
-    """Causal mask rule: a row before T attends to its own block and to columns of `seen`, one from T on to all.
+    """Causal mask rule: a row before T attends to its own block and to columns of `seen`; a row from T on, to all.
 
     `block_of` [T] is the block of each of the first T tokens.
     """
@@ -91,9 +91,9 @@ class OwnOrListed(Listed):
     def over_listed(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: None, scale: float | None
     ) -> Tensor:
-        """Attend by kernels: a `Plan.backend`."""
+        """Attend with kernels, as a `Plan.backend`."""
         end = len(self.seen)
-        first = self.once("first", rows, lambda: int((rows < end).sum()))  # waits for the GPU once
+        first = self.once("first", rows, lambda: int((rows < end).sum()))  # one GPU synchronization
         parts = []
         if first:
             few = self.once("few", rows, lambda: rows[:first])
@@ -103,7 +103,7 @@ class OwnOrListed(Listed):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _in_parts(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
-        """Merge the attention to listed columns with that to the other tokens of each row's own block: [Hq, R, D]."""
+        """Merge attention to listed columns with attention to the other tokens of each row's block -> [Hq, R, D]."""
         launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge_lists
         columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
         listed = choice.identity(len(columns), keys.device)
@@ -115,10 +115,10 @@ class OwnOrListed(Listed):
         return out
 
     def _groups(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Paged]:
-        """Put rows [R] in G groups of up to ROWS rows of one block, and list the pages of their blocks.
+        """Split rows [R] into G groups of up to ROWS rows of one block, and list the pages of their blocks.
 
-        Returns the row at every place of the groups [G · ROWS], the place of every row [R], positions [G, ROWS] (-1: no
-        row), and the pages, whose listed tokens are hidden. Does not wait for the GPU.
+        Returns the row in each place of the groups [G · ROWS], the place of each row [R], positions [G, ROWS] (-1: no
+        row), and the pages, whose listed tokens are masked. There is no GPU synchronization.
         """
         device, page = rows.device, choice.PAGE
         _, sizes = self.block_of.unique_consecutive(return_counts=True)
@@ -140,9 +140,9 @@ class OwnOrListed(Listed):
 
 
 def rising(seen: Tensor, count: int) -> Tensor:
-    """Return the rising indices [H, count] of the True entries of `seen` [H, T], which has `count` in every head.
+    """Return the rising indices [H, count] of the True entries of `seen` [H, T], `count` per head.
 
-    The host does not wait for the GPU.
+    There is no GPU synchronization.
     """
     place = torch.where(seen, seen.cumsum(-1) - 1, count)  # index in the list; False entries go to the extra last place
     token = torch.arange(seen.shape[1], device=seen.device).expand_as(place)
@@ -150,7 +150,7 @@ def rising(seen: Tensor, count: int) -> Tensor:
 
 
 def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
-    """Attend causally with q [Hq, R, D] at `rows` [R] over keys and values [H, T, D] by a kernel: [Hq, R, D]."""
+    """Attend causally with q [Hq, R, D] at `rows` [R] over keys and values [H, T, D], with a kernel -> [Hq, R, D]."""
     problem = problem_of(q, keys, causal, None, False)
     few = choice.few_programs(problem.rows, problem.heads[0], problem.device, waves=1)
     kernel = choice.named("question_attention" if few else "tile_attention")
@@ -158,7 +158,7 @@ def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | 
 
 
 def by_kernels(rule: Sees, tiles: Tiles | None, problem: AttentionProblem) -> Any:
-    """Return the backend of a rule or of tiles that list columns, on a GPU in 16-bit dtypes; None where none fits."""
+    """Return the kernel backend of a rule or of tiles that list columns, on a GPU in 16 bits; None if none fits."""
     listed = None if tiles is None else tiles.listed
     known = isinstance(rule, Listed) if tiles is None else listed is not None and rule is causal
     if not known or not choice.on_gpu(problem.device) or problem.dtype == torch.float32:
@@ -178,7 +178,7 @@ def over_columns(
     tiles: Tiles,
     scale: float | None,
 ) -> Tensor:
-    """Attend by a kernel with q [Hq, R, D] at `rows` [R] to the rising `columns` [K] of keys and values [H, T, D].
+    """Attend with q [Hq, R, D] at `rows` [R] to the rising `columns` [K] of keys and values [H, T, D], with a kernel.
 
     `columns` may be [H, K], a list for each KV head, if each row has equally many before it in all heads.
     """

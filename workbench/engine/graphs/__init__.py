@@ -1,1 +1,1 @@
-"""CUDA graphs over batches of fixed shape: buckets of shapes, captured steps, the `Runner`."""
+"""CUDA graphs over batches of fixed shape: shape buckets, captured steps, the `Runner`."""

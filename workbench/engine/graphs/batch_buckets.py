@@ -1,6 +1,6 @@
-"""Buckets: requests are padded to one of few batch shapes, by which captured steps are kept.
+"""Shape buckets: requests are padded to one of few batch shapes, which are the keys of captured steps.
 
-Also the inputs of a batch on the host: named views of one int32 array, page-locked for copies to a GPU.
+Also the host inputs of a batch: named views of one int32 array, in pinned memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,27 +15,27 @@ from torch import Tensor
 from workbench.engine.pages.page_tables import common_pages
 from workbench.engine.pages.paged_prompt import PagedPrompt
 
-LARGE = 1024  # rows per request, above which a batch is neither padded nor captured
-SHARED = 8  # minimum number of leading pages in common for requests to read them together
-UNIT = 8  # numbers of rows are padded to a multiple of it
-PLAIN = (1.0, 0.0)  # temperature and gain without tokens attended apart (APE)
+LARGE = 1024  # above this many rows per request, a batch is neither padded nor captured
+SHARED = 8  # minimum number of shared leading pages for which they are read once per batch
+UNIT = 8  # row counts are padded to multiples of it
+PLAIN = (1.0, 0.0)  # temperature and gain without APE
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Shape of a batch, by which captured graphs are kept.
+    """Shape of a batch, the key of captured graphs.
 
-    batch, rows, pages  requests, and rows and pages of each
-    shared              leading pages that all requests have in common
+    batch, rows, pages  number of requests, and of rows (query tokens) and pages per request
+    shared              leading pages that all requests share
     shifted             whether some keys are rerotated as they are read
     partial_pages       whether many pages have masked slots
     reserve             slots for an answer, 0 for a prefill
-    queries             layers whose queries are kept, for selectors
-    hidden              whether single tokens are masked, so that the position of every slot is sent
-    run                 pages come in groups of this many with equal shifts
-    every               whether every row gets logits, not only the last
-    apart               further pages of each request that are attended to in a softmax of their own (`Apart`)
-    bend                temperature and gain of these
+    queries             layers whose queries are returned, for selectors
+    hidden              whether single tokens are masked; then the position of each slot is sent
+    run                 group size of pages with equal shifts
+    every               whether all rows get logits, not only the last of each request
+    apart               additional pages per request that are attended to in a separate softmax (`Apart`)
+    bend                temperature and gain of that softmax
     """
 
     batch: int
@@ -79,19 +79,19 @@ class Bucket:
 
     @property
     def coarse(self) -> "Bucket":
-        """The bucket with rows and pages rounded up to powers of two: fewer captures for requests of many lengths."""
+        """The bucket with rows and pages rounded up to powers of two: fewer captures if lengths vary."""
         rows = self.rows if self.large else _power(self.rows)
         pages, shared, apart = (count and _power(count) for count in (self.pages, self.shared, self.apart))
         return replace(self, rows=rows, pages=pages, shared=shared, apart=apart, run=1)
 
 
 def bend_of(prompt: PagedPrompt) -> tuple[float, float]:
-    """Return temperature and gain of a prompt's `Apart`; all prompts of a step must have the same."""
+    """Return the temperature and gain of a prompt's `Apart`; all prompts of a step must share them."""
     return PLAIN if prompt.apart is None else (prompt.apart.temperature, prompt.apart.gain)
 
 
 def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
-    """Return how many leading pages all requests share, or 0 where reading them once would not be faster."""
+    """Return the number of leading pages that all requests share; 0 if reading them once would not be faster."""
     if len(prompts) < 2 or rows > 1 or any(prompt.apart for prompt in prompts):
         return 0
     count = common_pages([prompt.table for prompt in prompts])
@@ -113,7 +113,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class HostBuffer:
-    """One array of inputs on the host, with `views` by name, that is sent to the device in one copy."""
+    """One array of inputs on the host, with named `views`; sent to the device in one copy."""
 
     def __init__(self, shapes: Shapes, device: torch.device, pinned: bool):
         cuda = device.type == "cuda"
@@ -124,19 +124,19 @@ class HostBuffer:
         self._sent = torch.cuda.Event() if cuda else None
 
     def free(self) -> None:
-        """Wait until the last copy to the device has ended."""
+        """Wait for the last copy to the device."""
         if self._sent is not None and not self._sent.query():
             self._sent.synchronize()
 
     def send(self, target: Tensor) -> None:
-        """Begin to copy the array to `target` on the device."""
+        """Start to copy the array to `target` on the device."""
         target.copy_(self.tensor, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
 
 def views(whole: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """Return the parts of a tensor by name; each begins at a multiple of 128 bytes."""
+    """Return named views of a tensor, each aligned to 128 bytes."""
     parts = whole.split([aligned(shape) for shape in shapes.values()])
     return {
         name: part[: torch.Size(shape).numel()].view(shape)
@@ -145,5 +145,5 @@ def views(whole: Tensor, shapes: Shapes) -> dict[str, Tensor]:
 
 
 def aligned(shape: tuple[int, ...]) -> int:
-    """Return the elements that an input takes up, rounded so that the next begins at a multiple of 128 bytes."""
+    """Return the size of an input in elements, rounded up to 128 bytes."""
     return -(-torch.Size(shape).numel() // 32) * 32

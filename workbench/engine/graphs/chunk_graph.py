@@ -1,9 +1,9 @@
-"""The chunks of one long prompt as one CUDA graph of all layers, replayed with other rows.
+"""One CUDA graph of all layers for the chunks of a long prompt, replayed with new token ids and positions.
 
-Under a sparse method the host takes longer to launch a chunk's kernels than a GPU to run them. So a chunk attends over
-the whole KV of its prompt, written or not; tokens behind its rows are masked by their positions. From chunk to chunk
-only token ids and positions change, on the device, so all chunks are the same graph. It is captured once for each
-prompt, as it contains the addresses of the KV.
+Under a sparse method, launching a chunk's kernels takes the host longer than running them takes the GPU. A replayed
+chunk attends over the whole KV of its prompt, written or not; later tokens are masked by their positions. Only token
+ids and positions change from chunk to chunk, on the device. The graph contains the addresses of the KV, so it is
+captured once per prompt.
 """
 
 from collections.abc import Callable, Hashable
@@ -27,7 +27,7 @@ from workbench.models.transformers_attention import StopForward, attend, registe
 
 
 class ReplayedRequest(PlannedRequest):
-    """A request whose `rows` [R] are overwritten on the device before each replay; it attends over all of its KV."""
+    """A request whose `rows` [R] are overwritten on the device before each replay; it attends over its whole KV."""
 
     replayed = True
 
@@ -37,14 +37,14 @@ class ReplayedRequest(PlannedRequest):
         self._whole, self._end = False, len(request.kv)
 
     def place(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer, [H, T, D]; fresh ones are written to their indices `slots`."""
+        """Return the keys and values of a layer, [H, T, D]; new ones are written at indices `slots`."""
         return self.kv.keys[layer], self.kv.values[layer]
 
 
 class ChunkGraph:
-    """The chunks of one request that have equally many rows and need no logits, except the first chunk.
+    """The chunks of one request that have equal sizes and need no logits, except the first chunk.
 
-    The first one creates the values that are cached beside the keys. `why_uncaptured` says why chunks are not replayed.
+    The first chunk creates the cached values derived from keys. `why_uncaptured` is why chunks are not replayed.
     """
 
     def __init__(self, model: PreTrainedModel, request: PrefillRequest):
@@ -56,7 +56,7 @@ class ChunkGraph:
         self._replay: Callable[[], None] | None = None
 
     def compute(self, rows: Tensor) -> None:
-        """Compute the keys and values of all layers for a chunk of rows [R], given on the host."""
+        """Compute the keys and values of all layers for the chunk of tokens `rows` [R] (on the host)."""
         ids = self.request.tokens[rows.to(self.request.tokens.device)]
         if self._pass is None:
             plan = replace(self.request.plan, rows=rows, num_layers=self.layers)
@@ -76,7 +76,7 @@ class ChunkGraph:
             self.request.kv.derived(layer).reached(int(rows[-1]) + 1)
 
     def _shape(self, rows: int) -> Hashable:
-        """Return all that kernels are specialized for: a pass whose kernels are not built yet cannot be captured."""
+        """Return what kernels are specialized for; a pass whose kernels are not compiled yet cannot be captured."""
         return repr(self.request.plan.sparse), rows, len(self.request.kv), self.layers
 
     def _run(self) -> None:
@@ -92,7 +92,7 @@ class ChunkGraph:
 
 
 class _Memory:
-    """The capture stream and the memory pool of one GPU's graphs; they share the memory, so they run one at a time."""
+    """Capture stream and memory pool of one GPU's graphs. The graphs share the memory, so they run one at a time."""
 
     def __init__(self, device: torch.device):
         self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
@@ -100,7 +100,7 @@ class _Memory:
         self.done, self.turn = torch.cuda.Event(), Lock()
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture the GPU work of a function, and return a function that replays it; nothing is computed yet."""
+        """Capture the GPU work of a function without running it; return a function that replays it."""
         with self.turn:
             graph = self._capture(work)
 
@@ -119,7 +119,7 @@ class _Memory:
             self.pool = torch.cuda.graph_pool_handle()
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
-            graph.capture_begin(self.pool, capture_error_mode="thread_local")  # other threads may load meanwhile
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")  # other threads may load blocks
             try:
                 work()
             finally:
@@ -128,12 +128,12 @@ class _Memory:
         return graph
 
 
-_BUILT: WeakKeyDictionary[PreTrainedModel, set[Hashable]] = WeakKeyDictionary()  # shapes of passes that have run once
+_BUILT: WeakKeyDictionary[PreTrainedModel, set[Hashable]] = WeakKeyDictionary()  # shapes of passes that have run before
 _memory = cache(_Memory)  # one per GPU
 
 
 def replays(model: PreTrainedModel, request: PrefillRequest, chunk: int) -> bool:
-    """Return whether chunks of a request can be replayed: by kernels on a GPU, under a sparse method that allows it."""
+    """Return whether chunks can be replayed: on a GPU with kernels, under a sparse method that allows it."""
     plan, rows = request.plan, request.plan.rows
     sparse = plan.sparse
     if model.device.type != "cuda" or not getattr(sparse, "replays", False) or request.kv.keys[0].dtype.itemsize > 2:

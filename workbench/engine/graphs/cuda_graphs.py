@@ -1,9 +1,9 @@
-"""Prefill and decoding over a pool of pages, by steps that are captured once as CUDA graphs and replayed.
+"""Prefill and decoding over a pool of pages, with steps captured once as CUDA graphs and replayed.
 
-A forward pass of an 8B model over 50 rows is some 1,400 short kernels, which take longer to launch one by one than to
-run. A CUDA graph launches them all at once if only the contents of its inputs change, which a `StaticBatch` ensures.
-Captured steps are kept by bucket, in `Runner.captured` with the seconds that they took. Without CUDA, and for large
-batches, whose kernels run longer than they take to launch, the same batches run without a graph.
+A forward pass of an 8B model over 50 tokens is some 1,400 short kernels, which take longer to launch one by one than to
+run. A CUDA graph launches them together if only the contents of its inputs change, which a `StaticBatch` ensures.
+`Runner.captured` has the captured steps by bucket, with their capture times. Without CUDA, and for large batches,
+whose kernels run longer than their launches take, the same batches run without a graph.
 """
 
 import logging
@@ -52,16 +52,15 @@ class Runner:
     compile   the same as layers="compiled"
     captured  captured steps by bucket
     layers    "fused": the workbench's kernels between matrix products (`engine.layers.fused_layers`); "compiled":
-              torch.compile, which takes some seconds more for every bucket; "model": the model's own modules. None:
-              fused if steps are captured and the model's layers are known, else the model's; `why` is the reason
-              against fused ones
-    measured  fused layers use the fastest product for each shape, measured once (`engine.layers.gemm_dispatch`)
-    coarse    pad requests to powers of two: fewer captures for requests of many lengths
+              torch.compile, some seconds more per bucket; "model": the model's own modules. None: fused if steps are
+              captured and the model's layers are known, else the model's; `why` is the reason against fused layers
+    measured  fused layers use the fastest GEMM for each shape, measured once (`engine.layers.gemm_dispatch`)
+    coarse    pad requests to powers of two: fewer captures if lengths vary
 
-    Several threads may share a runner, each on a CUDA stream of its own: steps take turns, the device (not the host)
-    waits for other streams' work on the pages (`Pool.in_order`), and answers in progress have inputs of their own.
-    Each step holds a lease of the pages of its prompts. Before a step, BadInput is raised for a prompt that was closed
-    or continued in another answer, a block that was given back, and weights that were replaced.
+    Several threads may share a runner, each on its own CUDA stream: steps take turns, the device (not the host) waits
+    for other streams' work on the pages (`Pool.in_order`), and each answer in progress has its own inputs. A step
+    holds a lease on the pages of its prompts. Before a step, BadInput is raised for a prompt that was closed or
+    continued in another answer, for a freed block, and for replaced weights.
     """
 
     model: PreTrainedModel
@@ -94,11 +93,11 @@ class Runner:
             raise BadInput(f"CUDA graphs on {self.pool.device}: they need a GPU")
         if self.compile and not self.graphs:
             raise BadInput(
-                "layers are compiled for graphs only: without them, run within `engine.layers.fused_layers.fused`"
+                "layers are compiled for graphs only: without graphs, use `engine.layers.fused_layers.fused`"
             )
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
         self._fused: FusedLayers | None = None
-        # weights are packed before any capture: a graph keeps the addresses that it was captured with
+        # weights are packed before any capture: a graph contains their addresses
         products = products_of(self.model, kept() if self.measured else None, self.pool.kernels)
         found = (
             layers_of(self.model, self.pool.kernels, products)
@@ -118,7 +117,7 @@ class Runner:
 
     @property
     def products(self) -> dict[str, str]:
-        """{shape: name of the matrix product that fused layers use for it}."""
+        """{shape: name of the GEMM that fused layers use for it}."""
         return {} if self._fused is None else {s: str(way or TORCH) for s, way in self._fused.products.chosen.items()}
 
     @annotations.checked
@@ -126,9 +125,9 @@ class Runner:
     def prefill(
         self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], wait: Callable[[int], None] | None = None
     ) -> Tensor:
-        """Compute the logits [B, V] after the last token of every request.
+        """Compute the logits [B, V] after the last token of each request.
 
-        `tokens[i]` [R] are the token ids of the rows to compute: first the recomputed tokens of the context, then the
+        `tokens[i]` [R] are the ids of the tokens to compute: first the recomputed tokens of the context, then the
         question. `wait(layer)` is called before cached pages of a layer are read, which may be loading; such a step is
         not captured.
         """
@@ -143,16 +142,16 @@ class Runner:
         layers: tuple[int, ...],
         wait: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Do what `prefill` does, and return the queries {layer: [B, Hq, R, D]} of `layers` too.
+        """Prefill as `prefill` does; return the logits and the queries {layer: [B, Hq, R, D]} of `layers`.
 
-        R is the most tokens of a request; rows behind a request's own are padding.
+        R is the maximum number of tokens of a request; shorter requests are padded at the end.
         """
         return self._prefill(prompts, tokens, layers, wait)
 
     @annotations.checked
     @torch.no_grad()
     def prefill_each(self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> list[Tensor]:
-        """Do what `prefill` does, but return the logits [R, V] after every token of each request."""
+        """Prefill as `prefill` does; return the logits [R, V] after all computed tokens of each request."""
         logits, _ = self._prefill(prompts, tokens, every=True)
         return [rows[: len(ids)] for rows, ids in zip(logits, tokens, strict=True)]
 
@@ -165,34 +164,24 @@ class Runner:
         every: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         with self._turn:
-            return self._prefill_now(prompts, tokens, layers, wait, every)
-
-    def _prefill_now(
-        self,
-        prompts: Sequence[PagedPrompt],
-        tokens: Sequence[Tensor],
-        layers: tuple[int, ...],
-        wait: Callable[[int], None] | None,
-        every: bool,
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        host, most = token_arrays(self.pool, prompts, tokens), max(map(len, tokens))
-        bucket = replace(self._bucket(prompts, most, queries=layers), every=every)
-        ready = self._ready(bucket, wait is not None)
-        batch = ready.batch
-        batch.wait = wait
-        batch.clear(common(prompts, most))
-        for i, (prompt, ids) in enumerate(zip(prompts, host, strict=True)):
-            batch.put(i, prompt, len(ids))
-            batch.on_host["ids"][i, : len(ids)] = ids
-        with self._leased(prompts):
-            batch.send()
-            logits = ready.run()
-            if every:
-                logits = logits.unflatten(0, (bucket.batch, bucket.rows))[:, :most]
-            logits = logits[: len(prompts)].clone()
-            queries = {layer: x[: len(prompts), :, :most].clone() for layer, x in batch.queries.items()}
-        for prompt, rows in zip(prompts, host, strict=True):  # only now: after a failure no row counts as written
-            prompt.written += len(rows)
+            host, most = token_arrays(self.pool, prompts, tokens), max(map(len, tokens))
+            bucket = replace(self._bucket(prompts, most, queries=layers), every=every)
+            ready = self._ready(bucket, wait is not None)
+            batch = ready.batch
+            batch.wait = wait
+            batch.clear(common(prompts, most))
+            for i, (prompt, ids) in enumerate(zip(prompts, host, strict=True)):
+                batch.put(i, prompt, len(ids))
+                batch.on_host["ids"][i, : len(ids)] = ids
+            with self._leased(prompts):
+                batch.send()
+                logits = ready.run()
+                if every:
+                    logits = logits.unflatten(0, (bucket.batch, bucket.rows))[:, :most]
+                logits = logits[: len(prompts)].clone()
+                queries = {layer: x[: len(prompts), :, :most].clone() for layer, x in batch.queries.items()}
+            for prompt, rows in zip(prompts, host, strict=True):  # only now: after a failure nothing counts as written
+                prompt.written += len(rows)
         return logits, queries
 
     @annotations.checked
@@ -206,24 +195,24 @@ class Runner:
         ahead: int = 1,
         waiting: Callable[[Any], None] | None = None,
     ) -> Iterator[list[int | None]]:
-        """Stream greedy answers: one list of B token ids a step, with None for requests that have ended.
+        """Stream greedy answers: one list of B token ids per step, None for requests that have ended.
 
-        logits   [B, V] behind the prompts, or [B] their first tokens
-        count    most tokens of an answer
+        logits   [B, V] after the prompts, or [B] first tokens
+        count    maximum number of tokens of an answer
         eos      ids that end an answer; they are not streamed
-        ahead    steps by which the device is ahead of the reader
+        ahead    steps by which the device runs ahead of the reader
         waiting  called with a CUDA event before the host waits for it
 
-        Raises BadInput before prefill, for logits of another shape or dtype, and, when it is read, for a request whose
-        largest logit is not finite.
+        Raises BadInput if called before prefill, for logits of another shape or dtype, and, when the stream is read,
+        for a request whose largest logit is not finite.
         """
         annotations.check("count", count, int)
         check_prompts(self.pool, prompts)
         if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
-            raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
+            raise BadInput(f"{count} tokens to decode, prompts have room for {[prompt.reserve for prompt in prompts]}")
         with self._turn, self.pool.in_order():
             first = first_tokens(self.pool, prompts, logits)
-            if logits.is_cuda:  # maybe of another stream, which must not reuse their memory before they are read here
+            if logits.is_cuda:  # their stream must not reuse the memory before it is read here
                 logits.record_stream(torch.cuda.current_stream(logits.device))
             ready = self._free(self._bucket(prompts, 1, max(1, count)))
             batch = ready.batch
@@ -256,9 +245,9 @@ class Runner:
             for step in range(begun, min(number + ahead, count - 1)):
                 with torch.no_grad(), self._turn, self._leased(prompts):
                     if self._weights.exchanged:
-                        raise BadInput("the model's weights were exchanged: begin these answers again, with prefill")
+                        raise BadInput("the model's weights were replaced: restart these answers with prefill")
                     if [prompt.written - step for prompt in prompts] != written:
-                        raise BadInput("a prompt was computed otherwise since: read one answer to its end first")
+                        raise BadInput("a prompt was continued in another answer: read one answer to its end first")
                     ready.run()
                     fetch.start(batch.tokens[step, : len(prompts)])
                     for prompt in prompts:
@@ -276,7 +265,7 @@ class Runner:
 
     @contextmanager
     def _leased(self, prompts: Sequence[PagedPrompt]) -> Iterator[None]:
-        """Keep prompts open for a step. Raises BadInput, before or after it, if their pages were given away."""
+        """Keep prompts open for a step. Raises BadInput, before or after it, if their pages were freed."""
         with ExitStack() as leases:
             for prompt in sorted(prompts, key=id):
                 leases.enter_context(prompt.lease)
@@ -288,7 +277,7 @@ class Runner:
                 self.pool.check(prompt)
 
     def _free(self, bucket: Bucket) -> Captured:
-        """Return a step that no answer in progress uses: the first of its shape, a spare one, or a new one."""
+        """Return a step that no answer in progress uses: the first of its bucket, a spare one, or a new one."""
         first = self._ready(bucket)
         spare = self._spare.setdefault(bucket, [])
         for ready in (first, *spare):
@@ -309,7 +298,7 @@ class Runner:
 
     def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
         if self._fused is None:
-            attach(self.model)  # the model may have been switched to another attention since
+            attach(self.model)  # the model may have been switched to another attention backend
         if self._weights.exchanged:
             self.captured.clear()
             self._spare.clear()
@@ -334,7 +323,7 @@ class Runner:
             return self._captured(batch)
 
     def _captured(self, batch: StaticBatch) -> Captured:
-        """Capture a step; if the model cannot be captured, note why, and run this and all later steps uncaptured."""
+        """Capture a step. If that fails, this and later steps run without graphs, and `why_uncaptured` is set."""
         if not self.graphs:
             return Captured(batch)
         try:
@@ -343,5 +332,5 @@ class Runner:
             raise
         except RuntimeError as problem:
             self.graphs, self.why_uncaptured = False, str(problem)
-            LOG.warning("%s is not captured, and runs as it is: %s", self.pool.spec.name, problem)
+            LOG.warning("%s cannot be captured and runs without CUDA graphs: %s", self.pool.spec.name, problem)
             return Captured(batch)

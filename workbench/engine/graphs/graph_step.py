@@ -1,7 +1,7 @@
-"""Parts of a `Runner`: captured steps, a check that weights are the same, and tokens to and from the device.
+"""Parts of a `Runner`: captured steps, detection of replaced weights, and token transfers to and from the device.
 
-Captured steps contain the addresses of weights, so replaced weights must be noticed (`WeightWatch`): torch reports when
-a module is given a parameter, and only then all parameters are compared.
+Captured steps contain the addresses of weights, so replaced weights must be detected (`WeightWatch`). A torch hook
+reports registered parameters; only after that are all parameters compared.
 """
 
 import time
@@ -22,12 +22,12 @@ from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
 
-WARM_UP = 2  # forward passes before a capture, in which kernels are compiled and libraries choose theirs
+WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries select theirs
 
 
 @dataclass
 class Captured:
-    """A step with its graph (None: it runs without one), its result, and the seconds of warm-up and capture."""
+    """A step: its graph (None: it runs without one), its result, and the seconds of warm-up and capture."""
 
     batch: StaticBatch
     graph: "torch.cuda.CUDAGraph | None" = None
@@ -45,7 +45,7 @@ class Captured:
 
 @torch.no_grad()
 def capture(batch: StaticBatch, memory: Any) -> Captured:
-    """Warm up and capture a step on padding, which writes to the scratch page only.
+    """Warm up and capture a step over padding only, which writes to the scratch page.
 
     `memory` is the memory pool of the graphs, `torch.cuda.graph_pool_handle()`.
     """
@@ -58,41 +58,41 @@ def capture(batch: StaticBatch, memory: Any) -> Captured:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     middle, graph = time.perf_counter(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):  # other threads may load meanwhile
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):  # other threads may load blocks
         logits = batch.forward()
     torch.cuda.synchronize()
     return Captured(batch, graph, logits, middle - begin, time.perf_counter() - middle)
 
 
-SOME = 96  # every so many weights, the address of one is checked: `model.to` moves all of them
-_GIVEN = [0]  # how often a parameter was registered on any module
+STRIDE = 96  # the address of one in so many weights is checked: `model.to` moves all of them
+_REGISTERED = [0]  # number of parameter registrations on any module
 
 
 def _count(_module: Module, _name: str, _parameter: object) -> None:
-    _GIVEN[0] += 1
+    _REGISTERED[0] += 1
 
 
 register_module_parameter_registration_hook(_count)
 
 
 class WeightWatch:
-    """Remembers the parameters of a model, to notice when they are replaced."""
+    """Record the parameters of a model to detect when they are replaced."""
 
     def __init__(self, model: Module):
-        self._given = _GIVEN[0]
+        self._seen = _REGISTERED[0]
         self._owners = [module._parameters for module in model.modules() if module._parameters]
         self._known = list(chain.from_iterable(map(dict.values, self._owners)))
-        self._some = [weight for weight in self._known[::SOME] if weight is not None]
-        self._places = [weight.data_ptr() for weight in self._some]
+        self._sampled = [weight for weight in self._known[::STRIDE] if weight is not None]
+        self._addresses = [weight.data_ptr() for weight in self._sampled]
 
     @property
     def exchanged(self) -> bool:
-        """Whether a parameter was replaced, or all of them were moved (`model.to`)."""
-        if self._given != _GIVEN[0]:
-            self._given = _GIVEN[0]
+        """Whether a parameter was replaced, or all were moved (`model.to`)."""
+        if self._seen != _REGISTERED[0]:
+            self._seen = _REGISTERED[0]
             if not all(map(is_, chain.from_iterable(map(dict.values, self._owners)), self._known)):
-                self._places = []  # never equal again: `exchanged` stays True
-        return self._places != [weight.data_ptr() for weight in self._some]
+                self._addresses = []  # `exchanged` stays True
+        return self._addresses != [weight.data_ptr() for weight in self._sampled]
 
 
 INTEGERS = (torch.int32, torch.int64)
@@ -100,14 +100,14 @@ REFUSED = -1  # marks an invalid first token on the device, without a synchroniz
 
 
 class Fetch:
-    """Copies generated tokens to the host, `host` [count, B], without stopping the device."""
+    """Copy generated tokens to the host, `host` [count, B], without stalling the device."""
 
     def __init__(self, batch: DecodeBatch, count: int, requests: int):
         self.events: list[torch.cuda.Event | None] = []
         self.host = torch.zeros(count, requests, dtype=torch.int32, pin_memory=batch.tokens.is_cuda)
 
     def start(self, tokens: Tensor) -> None:
-        """Begin to copy the tokens [B] of the next step."""
+        """Start to copy the tokens [B] of the next step."""
         self.host[len(self.events)].copy_(tokens, non_blocking=True)
         event = torch.cuda.Event() if tokens.is_cuda else None
         if event is not None:
@@ -125,17 +125,15 @@ class Fetch:
 
 
 def token_arrays(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> list["np.ndarray[Any, Any]"]:
-    """Return token ids as arrays. Raises BadInput for ids out of the vocabulary, or more than a prompt has room for."""
+    """Return token ids as arrays. Raises BadInput for ids out of the vocabulary and for more than a prompt has room."""
     if not prompts or len(prompts) != len(tokens):
         raise BadInput(f"{len(tokens)} lists of tokens for {len(prompts)} prompts: give one for each, at least one")
     check_prompts(pool, prompts)
     arrays = []
-    for prompt, given in zip(prompts, tokens, strict=True):
-        if not isinstance(given, Tensor) or given.ndim != 1 or given.dtype not in INTEGERS:
-            raise BadInput(
-                f"tokens are {shown(given)}: token ids in one row, as a tensor of int32 or int64, are needed"
-            )
-        ids = given.cpu().numpy()
+    for prompt, row in zip(prompts, tokens, strict=True):
+        if not isinstance(row, Tensor) or row.ndim != 1 or row.dtype not in INTEGERS:
+            raise BadInput(f"tokens are {shown(row)}: a 1-D tensor of int32 or int64 token ids is needed")
+        ids = row.cpu().numpy()
         arrays.append(ids)
         if not 1 <= len(ids) <= prompt.reserve:
             raise BadInput(f"{len(ids)} tokens for a prompt with room for {prompt.reserve}")
@@ -149,13 +147,13 @@ def check_prompts(pool: Pool, prompts: Sequence[PagedPrompt]) -> None:
     for prompt in prompts:
         pool.check(prompt)
     if len({id(prompt) for prompt in prompts}) < len(prompts):
-        raise BadInput("a prompt is given twice: each writes to pages of its own")
+        raise BadInput("a prompt is given twice: each request writes to its own pages")
 
 
 def first_tokens(pool: Pool, prompts: Sequence[PagedPrompt], logits: Tensor) -> Tensor:
     """Return the first tokens [B] (int32) from `logits` [B, V] or token ids [B].
 
-    A token is `REFUSED` where the largest logit is not finite or an id is out of the vocabulary, which is reported when
+    A token is `REFUSED` if its largest logit is not finite or its id is out of the vocabulary; this is reported when
     tokens are fetched. Raises BadInput for other shapes and dtypes, and for a prompt whose question is not computed.
     """
     count, vocabulary = len(prompts), pool.spec.vocabulary

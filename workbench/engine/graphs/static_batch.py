@@ -1,8 +1,8 @@
 """Batches of fixed shape over a pool of pages: static inputs, and the forward pass over them.
 
-Requests are padded to a `Bucket`: a batch to the next power of two, rows and pages to the next of 8 … 15 times a power
-of two (at least 16 rows, in steps of at least 8). More than 1,024 rows are not padded: such a batch is used once. A
-padding row has position -1, attends to nothing and writes to the pool's scratch page.
+Requests are padded to a `Bucket`: the batch size to a power of two, rows and pages to 8 … 15 times a power of two (at
+least 16 rows, in steps of at least 8). More than 1,024 rows are not padded: such a batch is used once. A padding row
+has position -1, attends to nothing and writes to the pool's scratch page.
 """
 
 from collections.abc import Callable
@@ -24,22 +24,22 @@ from workbench.models.transformers_attention import LayerInput
 
 BUFFERS = 2  # input buffers on the host: one is filled while the other is copied
 PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
-BEHIND = ("first", "last", "page_max")  # filled with INVALID_POS behind the last page
+BEHIND = ("first", "last", "page_max")  # filled with INVALID_POS after the last page
 
 
 class StaticBatch:
     """The static inputs of a bucket, and the forward pass over them, as one `PackedRequest`.
 
-    Inputs are views of one int32 tensor, so a batch is one copy from page-locked memory; the host fills one buffer
-    while the other is being copied. Positions of slots are computed on the device. `queries` has [B, Hq, R, D] of the
-    last pass for each layer that the bucket keeps.
+    Inputs are views of one int32 tensor, so a batch is one copy from pinned memory; the host fills one buffer while the
+    other is being copied. Positions of slots are computed on the device. `queries` has [B, Hq, R, D] of the last pass
+    for each layer in the bucket's `queries`.
     """
 
     num_layers = None
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
         self.model, self.pool, self.bucket, self.layers = model, pool, bucket, layers
-        self.skip = 0  # leading pages that the current requests have in common
+        self.skip = 0  # leading pages that the current requests share
         self.wait: Callable[[int], None] | None = None  # called with a layer's number before its cached pages are read
         self.queries: dict[int, Tensor] = {}
         batch, rows, reserve = bucket.batch, bucket.rows, bucket.reserve
@@ -96,14 +96,14 @@ class StaticBatch:
         return Paged(numbers, self.positions[whose], first, last, shifted, partial, length, page_max, run)
 
     def clear(self, skip: int = 0) -> None:
-        """Reset every row and page to padding; the next requests have `skip` leading pages in common."""
+        """Reset all rows and pages to padding; the next requests share `skip` leading pages."""
         self.skip = skip
         buffer = self._buffers[self._next]
         buffer.free()
         buffer.array[:] = self._padding
 
     def _all_padding(self, buffer: HostBuffer) -> Ints:
-        """Return the inputs of a batch that is padding only."""
+        """Return the inputs of a batch of padding only."""
         host = buffer.views
         buffer.array.fill(0)
         for whose in self._tables():
@@ -115,7 +115,7 @@ class StaticBatch:
         return buffer.array.copy()
 
     def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
-        """Set request i: its page table, and its next `count` rows."""
+        """Set request i: its page table and its next `count` rows."""
         host, begin = self.on_host, prompt.written
         if self.bucket.shared and not i:
             self._fill("shared", 0, prompt.table, slice(0, self.skip))
@@ -144,12 +144,12 @@ class StaticBatch:
             host[f"{whose} positions"][i, : len(source)] = source
 
     def send(self) -> None:
-        """Begin to copy the inputs to the device, and switch to the other buffer."""
+        """Start to copy the inputs to the device, and switch to the other buffer."""
         self._buffers[self._next].send(self.inputs)
         self._next = (self._next + 1) % BUFFERS
 
     def expand(self) -> None:
-        """Compute on the device the position of every slot."""
+        """Compute the position of each slot on the device."""
         if not self.bucket.hidden:
             for whose, positions in self.positions.items():
                 first, slots = self.on_device[f"{whose} first"], self.on_device[f"{whose} slots"]
@@ -165,7 +165,7 @@ class StaticBatch:
         return kernel_over_pages((self.bucket.batch, self.bucket.rows), heads, self.pool.device)
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Write fresh keys and values to the requests' own slots, then attend with q [Hq, B · R, D] over the pages."""
+        """Write new keys and values to the requests' own slots, then attend with q [Hq, B · R, D] over the pages."""
         if self.wait is not None:
             self.wait(x.layer)
         keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
@@ -177,7 +177,7 @@ class StaticBatch:
         return self._over_pages(x.layer, queries, self.on_device["at"], x.scale).transpose(0, 1).flatten(1, 2)
 
     def attend_written(self, layer: int, q: Tensor, scale: float, last: bool) -> Tensor:
-        """Attend with queries [B · R, Hq, D], keys and values being written already -> [B · R, Hq · D].
+        """Attend with queries [B · R, Hq, D] over keys and values that are already written -> [B · R, Hq · D].
 
         With `last`, only for the last row of each request: [B, Hq · D].
         """
@@ -199,30 +199,30 @@ class StaticBatch:
         module = kernel(name)
         call = module.launch if self.pool.kernels else module.reference
         if self.layers is not None and self.pool.kernels and name in ("question_attention", "shared_attention"):
-            call = partial(call, early=True)  # early launch: the kernel that writes the cache runs in between
+            call = partial(call, early=True)  # PDL is safe: the cache write runs in between
         inv_freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale, *bend)
         return out
 
     def forward(self) -> Tensor:
-        """Compute the logits [B, V] after each request's last row; [B · R, V] of all rows if the bucket has `every`."""
+        """Compute the logits [B, V] after each request's last row, or [B · R, V] of all rows (`Bucket.every`)."""
         self.expand()
         return self.step()
 
     def step(self) -> Tensor:
-        """Do what `forward` does, with the slots' positions computed already (`expand`)."""
-        given = self.on_device
-        last = given["last"] if self.bucket.rows > 1 and not self.bucket.every else None
+        """Run `forward` without computing the positions of slots (`expand`)."""
+        inputs = self.on_device
+        last = inputs["last"] if self.bucket.rows > 1 and not self.bucket.every else None
         if self.layers is not None:
-            ids, positions, slots = given["ids"].view(-1), self.rows.clamp(min=0), given["slots"].view(-1)
+            ids, positions, slots = inputs["ids"].view(-1), self.rows.clamp(min=0), inputs["slots"].view(-1)
             pools = list(zip(self.pool.keys, self.pool.values, strict=True))
-            # here and not before the last layer: attention may read positions while the preceding kernel runs
-            self.last_at = given["at"].view(-1, 1)[given["last"]]
+            # here, not before the last layer: attention may read positions while the preceding kernel runs
+            self.last_at = inputs["at"].view(-1, 1)[inputs["last"]]
             return self.layers.forward(ids, positions, slots, pools, self.attend_written, last)
-        self.slots = given["slots"].view(-1).long()
+        self.slots = inputs["slots"].view(-1).long()
         out = self.model(
-            input_ids=given["ids"].view(1, -1),
+            input_ids=inputs["ids"].view(1, -1),
             position_ids=self.rows.clamp(min=0)[None],
             use_cache=False,
             logits_to_keep=0 if last is None else last.long(),
@@ -233,10 +233,10 @@ class StaticBatch:
 
 
 class DecodeBatch(StaticBatch):
-    """A greedy decoding step, one row a request.
+    """A greedy decoding step, one row per request.
 
-    It picks the likeliest token and updates the next step's inputs on the device, so a step needs nothing from the
-    host. `tokens` [reserve, B] are the tokens of all steps so far.
+    The argmax and the next step's inputs are computed on the device, so a step needs no input from the host.
+    `tokens` [reserve, B] are the tokens of all steps so far.
     """
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
@@ -244,10 +244,10 @@ class DecodeBatch(StaticBatch):
         self.tokens = torch.zeros(bucket.reserve, bucket.batch, dtype=torch.int32, device=pool.device)
         self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
-        self.reader: Callable[[], object | None] = lambda: None  # of the answers in progress; None after their end
+        self.reader: Callable[[], object | None] = lambda: None  # of answers in progress; None: ended
 
     def begin(self, ids: Tensor) -> None:
-        """Begin answers with their first tokens `ids` [B] on the device."""
+        """Start answers with their first tokens `ids` [B] on the device."""
         self.number.zero_()
         self.taken.zero_()
         self.on_device["ids"][: len(ids), 0] = ids
@@ -258,13 +258,13 @@ class DecodeBatch(StaticBatch):
         self.expand()
 
     def forward(self) -> Tensor:
-        given = self.on_device
+        inputs = self.on_device
         logits = self.step()
         ids = logits.argmax(-1)[:, None].int()
         self.tokens.index_copy_(0, self.number, ids.T)
-        given["ids"].copy_(ids)
-        given["at"].add_(given["live"])
-        self.taken.add_(given["live"])
-        given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.reserve - 1).long()))
+        inputs["ids"].copy_(ids)
+        inputs["at"].add_(inputs["live"])
+        self.taken.add_(inputs["live"])
+        inputs["slots"].copy_(inputs["answer"].gather(1, self.taken.clamp(max=self.bucket.reserve - 1).long()))
         self.number.add_(1).clamp_(max=self.bucket.reserve - 1)
         return logits

@@ -1,11 +1,11 @@
-"""CUDA graphs of the work between two attentions, for chunked prefill: passes with equally many rows.
+"""CUDA graphs of the work between two attentions, for chunked prefill in passes of equal size.
 
-Attention and tile selection stay outside of the graphs, as their shapes grow from chunk to chunk. So a graph does not
-depend on a cache or on positions: the graphs of one number of rows serve every chunk of every prompt under every
-method, as long as the model's weights keep their addresses.
+Attention and tile selection are not captured, as their shapes grow from chunk to chunk. So a graph does not depend on
+a KV cache or on positions: graphs for one number of tokens serve any chunk, prompt and method while the model's weights
+keep their addresses.
 
-Graphs of neighbouring layers pass the residual on in shared memory, so they are replayed in the order of their capture,
-by one pass at a time (`FusedLayers`).
+Graphs of consecutive layers share the memory of the residual, so they are replayed in capture order, by one pass at a
+time (`FusedLayers`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from workbench.engine.layers.gemm_dispatch import Products
 
-MOST = 2048  # rows, above which kernels run much longer than their launch takes
-KEPT = 2  # graphs are kept for so many numbers of rows
+MOST = 2048  # rows; above, kernels run much longer than their launches take
+KEPT = 2  # number of row counts whose graphs are kept
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
 
 
 class Layers(Protocol):
-    """Layers as they are captured, with the computation from one attention to the next."""
+    """What is captured of layers: the computation from one attention to the next."""
 
     count: int
     qkv: Linear  #: of the first layer; all layers have the same shapes
@@ -35,19 +35,19 @@ class Layers(Protocol):
 
 
 def captured(works: list[Callable[[Tensor], Tensor]], first: Tensor) -> tuple[Tensor, list[Callable[[], None]]]:
-    """Capture functions in sequence, each applied to the result of the one before, the first to `first`.
+    """Capture functions in sequence, the first applied to `first`, the others to the preceding result.
 
-    Returns (result of the last, one replay function for each). Results are valid after the first replay. The host does
-    not wait for the device. Raises RuntimeError where a function cannot be captured.
+    Returns (result of the last, one replay function for each). Results are valid after the first replay. There is no
+    synchronization. Raises RuntimeError if a function cannot be captured.
     """
     stream, memory = torch.cuda.Stream(first.device), torch.cuda.graph_pool_handle()
     stream.wait_stream(torch.cuda.current_stream(first.device))
     replays: list[Callable[[], None]] = []
     with torch.cuda.stream(stream):
-        works[0](first)  # warm-up: libraries allocate their memory outside of the graphs
+        works[0](first)  # warm-up: libraries allocate their memory outside the graphs
         for work in works:
             graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(memory, capture_error_mode="thread_local")  # other threads may load meanwhile
+            graph.capture_begin(memory, capture_error_mode="thread_local")  # other threads may load blocks
             try:
                 first = work(first)
             finally:
@@ -58,7 +58,7 @@ def captured(works: list[Callable[[Tensor], Tensor]], first: Tensor) -> tuple[Te
 
 
 class BetweenAttentions:
-    """The graphs for passes of one number of rows."""
+    """The graphs for passes of `rows` tokens."""
 
     def __init__(self, layers: Layers, rows: int):
         weight, self._products = layers.o[0], layers.products
@@ -73,7 +73,7 @@ class BetweenAttentions:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Order passes of several streams: the device waits for the pass before, and the next one for this."""
+        """Order passes on several streams: the device runs this pass after the one before it."""
         if self._done is not None:
             self._done.wait()
         try:
@@ -83,7 +83,7 @@ class BetweenAttentions:
                 self._done.record()
 
     def behind(self, number: int, attended: Tensor, residual: Tensor, o: Linear) -> tuple[Tensor, Tensor]:
-        """Do what `Layers.behind` does with the product of attention output [R, Hq · D] and `o`.
+        """Compute `Layers.behind` of the product of attention output [R, Hq · D] and `o`.
 
         The returned tensors are overwritten by the next layer.
         """

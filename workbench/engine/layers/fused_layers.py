@@ -1,14 +1,14 @@
-"""Fused decoder layers with few kernels, for a `Runner` and for packed requests on a GPU, for known kinds of layers.
+"""Fused decoder layers of known model types, for a `Runner` and for packed requests on a GPU.
 
-In each layer q, k and v are one product, and gate and up are one; one kernel each adds and norms, rotates and writes
-the cache, and gates. The last layer computes only the rows that get logits. Weights are not copied: those that are
-multiplied together are moved into one tensor, and the model's parameters become views of it. So `state_dict`, adapters
-that are merged later and the model's own forward pass stay right, and memory does not grow.
+In each layer q, k and v are one GEMM, and gate and up are one. Add + RMSNorm, RoPE + cache write, and SiLU + multiply
+are one kernel each. The last layer computes only the tokens that get logits. Weights are not copied: weights with the
+same input are moved into one tensor, and the model's parameters become views of it. So memory does not grow, and
+`state_dict`, adapters merged later and the model's own forward pass stay valid.
 
-`layers_of` returns the reason why a model cannot be run so; its own modules then run.
+`layers_of` returns the reason if a model has no fused layers; its own modules then run.
 
 `fused` fuses decoder layers by torch.compile instead: norms, rotary embeddings and activations become one kernel each.
-Layers share their compilations. Attention is not compiled. After the `with` block the model is as before.
+Layers share their compilations. Attention is not compiled. The model is restored after the `with` block.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,14 +33,14 @@ from workbench.models import float8
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import NAME, PackedRequest, attend, registered
 
-SHAPES = 64  # compiled for at most so many numbers of rows
+SHAPES = 64  # maximum number of row counts to compile for
 
 
 @contextmanager
 def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> Iterator[PreTrainedModel]:
-    """Compile the model's layers within the block; each number of rows is compiled once, which takes seconds.
+    """Compile the model's layers within the block: once per number of rows, which takes seconds.
 
-    A CUDA graph that is captured within the block stays fused.
+    A CUDA graph captured within the block stays fused.
     """
     layers = model.get_decoder().layers
     AttentionInterface.register(NAME, torch.compiler.disable(attend))
@@ -55,12 +55,12 @@ def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor"
         AttentionInterface.register(NAME, attend)
 
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types with Llama's layers, with or without norms of q and k
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types with Llama's layers, with or without QK norm
 
 
 @dataclass(frozen=True, eq=False)
 class FusedLayer:
-    """The weights of one layer; those that are multiplied together are one."""
+    """The weights of one layer; weights with the same input are concatenated."""
 
     qkv: Linear
     o: Linear
@@ -68,7 +68,7 @@ class FusedLayer:
     down: Linear
     before_attention: Tensor
     before_mlp: Tensor
-    norms: tuple[Tensor, Tensor] | None  #: norms of the heads of queries and keys (Qwen3)
+    norms: tuple[Tensor, Tensor] | None  #: QK norm (Qwen3)
     eps: float
     scale: float
 
@@ -77,7 +77,7 @@ class FusedLayers:
     """The fused layers of a model.
 
     kernels         use the Triton kernels; else their torch references
-    products        how rows are multiplied by weights
+    products        GEMM implementation for each shape
     why_uncaptured  why repeated passes run without graphs; "" if they do not
     """
 
@@ -94,13 +94,13 @@ class FusedLayers:
         self._weights = [w for x in self.layers for w, _ in (x.qkv, x.o, x.gate_up, x.down)]
         self._parameters = [m.weight for x in self.decoder.layers for group in _groups(x) for m in group]
         self.why_uncaptured = ""
-        self._graphs: dict[int, BetweenAttentions | None] = {}  # by number of rows; None: seen once, or not captured
+        self._graphs: dict[int, BetweenAttentions | None] = {}  # by number of rows; None: run once, or not captured
         self._turn = Lock()
         self.follow()
 
     @property
     def stale(self) -> bool:
-        """Whether a parameter was replaced since, so that the weights here are no longer the model's."""
+        """Whether a parameter was replaced, so these weights are no longer the model's."""
         return any(
             mine.qkv[0].data_ptr() != theirs.self_attn.q_proj.weight.data_ptr()
             or mine.gate_up[0].data_ptr() != theirs.mlp.gate_proj.weight.data_ptr()
@@ -109,11 +109,11 @@ class FusedLayers:
         )
 
     def follow(self) -> None:
-        """Update products whose weights were written since the last pass."""
+        """Update copies of weights that were written since the last pass."""
         self.products.follow(self._parameters, self._weights)
 
     def prepare(self, rows: int, requests: int) -> None:
-        """Measure, once, the fastest products for so many rows, `requests` of which get logits."""
+        """Measure the fastest GEMMs once for `rows` rows, `requests` of which get logits."""
         if not self.kernels:
             return
         for name in ("qkv", "o", "gate_up", "down"):
@@ -132,12 +132,12 @@ class FusedLayers:
         slots: Tensor,
         pools: Sequence[tuple[Tensor, Tensor]],
         attend_own: Callable[[int, Tensor, float, bool], Tensor],
-        wanted: Tensor | None,
+        logit_rows: Tensor | None,
     ) -> Tensor:
-        """Compute logits [W, V] of the rows `wanted` [W] (None: all R).
+        """Compute logits [W, V] of the rows `logit_rows` [W] (None: all R).
 
         `ids`, `positions` and `slots` are [R]; `pools` are keys and values of every layer; `attend_own(layer,
-        q [R, Hq, D], scale, last)` returns [R, Hq · D], in the last layer only for the rows `wanted`.
+        q [R, Hq, D], scale, last)` returns [R, Hq · D], in the last layer only for `logit_rows`.
         """
 
         def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
@@ -145,20 +145,20 @@ class FusedLayers:
             q = self._rope_and_cache(qkv, cos, sin, slots, *pools[number], layer.norms, layer.eps)
             return attend_own(number, q, layer.scale, last)
 
-        return self._through(ids, positions, attention, wanted)
+        return self._forward(ids, positions, attention, logit_rows)
 
     def packed(
         self,
         ids: Tensor,
         positions: Tensor,
         requests: Sequence[PackedRequest],
-        wanted: Tensor | None,
+        logit_rows: Tensor | None,
         repeated: bool = False,
     ) -> Tensor:
-        """Compute logits [W, V] of the rows `wanted` [W] of packed requests, as the model's own forward pass would.
+        """Compute logits [W, V] of the tokens `logit_rows` [W] of packed requests, like the model's own forward pass.
 
-        `repeated`: more passes with as many rows will follow; from the second on, the work between attentions is
-        replayed as CUDA graphs. Raises StopForward where no request needs a further layer.
+        `repeated`: passes with the same number of tokens will follow; from the second on, the work between attentions
+        is replayed as CUDA graphs. Raises StopForward if no request needs a further layer.
         """
         only = requests[0] if len(requests) == 1 else None
         attend, place_of = registered(), getattr(only, "place", None)
@@ -170,27 +170,28 @@ class FusedLayers:
             layer, module = self.layers[number], self.decoder.layers[number].self_attn
             heads, width = len(layer.qkv[0]) // module.head_dim, module.head_dim
             heads = (heads - len(layer.o[0][0]) // width) // 2
-            place = place_of(number) if place_of else None  # in the cache, so that nothing is copied
+            place = place_of(number) if place_of else None  # in the cache: nothing is copied
             k, v = cos.new_empty(2, heads, len(ids), width) if place is None else place
             q = self._rope_and_cache(qkv, cos, sin, slots, k, v, layer.norms, layer.eps)
             out, _ = attend(
                 module, q.transpose(0, 1)[None], k[None], v[None], None, requests=requests, scaling=layer.scale
             )
             out = out[0].flatten(1)
-            return out[wanted] if last else out
+            return out[logit_rows] if last else out
 
         with self._captured(len(ids)) if repeated else nullcontext() as graphs:
-            return self._through(ids, positions, attention, wanted, graphs)
+            return self._forward(ids, positions, attention, logit_rows, graphs)
 
     @contextmanager
     def _captured(self, rows: int) -> Iterator[BetweenAttentions | None]:
-        """Yield the graphs for a number of rows; None in the first pass (warm-up), and if another pass uses them."""
+        """Yield the graphs for a number of rows; None in the first pass (warm-up) and while another pass uses them."""
         if rows > MOST or self.count < 2 or not self._turn.acquire(blocking=False):
             yield None
             return
         try:
-            graphs = self._graphs.pop(rows, None) if (seen := rows in self._graphs) else None
-            if seen and graphs is None and not self.why_uncaptured:
+            warm = rows in self._graphs
+            graphs = self._graphs.pop(rows, None)
+            if warm and graphs is None and not self.why_uncaptured:
                 try:
                     graphs = BetweenAttentions(self, rows)
                 except RuntimeError as problem:  # out of memory, or a library synchronizes with the device
@@ -204,23 +205,23 @@ class FusedLayers:
             self._turn.release()
 
     def behind(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute queries, keys and values of the next layer from x [R, C], the output projection of layer `number`.
+        """Compute queries, keys and values of the next layer from x [R, C], the projected attention of layer `number`.
 
-        Returns (residual, the qkv product), the latter in `out` if given.
+        Returns (residual, qkv), the latter in `out` if given.
         """
         layer, following = self.layers[number], self.layers[number + 1]
-        residual, x = self._fed(layer, x, residual)
+        residual, x = self._mlp(layer, x, residual)
         residual, x = self._add_rms_norm(x, following.before_attention, following.eps, residual)
         if out is None:
             return residual, self.products(x, *following.qkv, parts=True)
         return residual, self.products.into(out, x, *following.qkv)
 
-    def _through(
+    def _forward(
         self,
         ids: Tensor,
         positions: Tensor,
         attention: Callable[[int, Tensor, Tensor, Tensor, bool], Tensor],
-        wanted: Tensor | None,
+        logit_rows: Tensor | None,
         graphs: BetweenAttentions | None = None,
     ) -> Tensor:
         product, x = self.products, self.decoder.embed_tokens(ids)
@@ -234,31 +235,31 @@ class FusedLayers:
                 residual, qkv = self.behind(number, product(x, *layer.o, parts=True), residual)
             else:
                 residual, qkv = graphs.behind(number, x, residual, layer.o)
-        layer, few = self.layers[-1], wanted is not None
+        layer, few = self.layers[-1], logit_rows is not None
         x = product(attention(self.count - 1, qkv, cos, sin, few), *layer.o, parts=True)
-        residual, x = self._fed(layer, x, residual[wanted] if few else residual)
+        residual, x = self._mlp(layer, x, residual[logit_rows] if few else residual)
         norm = self.decoder.norm
         _, x = self._add_rms_norm(x, norm.weight, norm.variance_epsilon, residual)
         return product(x, self.head.weight, self.head.bias)
 
-    def _fed(self, layer: FusedLayer, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add projected attention outputs to the residual, and apply the feed-forward layer: (residual, addend)."""
+    def _mlp(self, layer: FusedLayer, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add projected attention outputs to the residual and apply the MLP -> (residual, MLP output)."""
         residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
         x = self.products.gated(x, *layer.gate_up, self._silu_and_mul)
         return residual, self.products(x, *layer.down, parts=True)
 
 
 _Known = tuple[FusedLayers, ModuleWatch]
-_KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()  # without references to the model
+_KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()  # entries must not refer to the model
 
 
 def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
-    """Return the fused layers for packed requests of this model on a GPU; None where its own modules run.
+    """Return the fused layers for packed requests of this model on a GPU; None if its own modules run.
 
-    Raises BadInput where its own would run although float8 products were asked for.
+    Raises BadInput if its own modules would run although float8 products were requested.
     """
     if not on_gpu(model.device) or attach(model).window is not None or model.training:
-        _check_own_layers(model, "it is trained, has a sliding window or is not on a GPU")
+        _check_own_layers(model, "it is in training, has a sliding window or is not on a GPU")
         return None
     known = _KNOWN.get(model)
     float8_now = known is not None and isinstance(known[0].products, Float8Products)
@@ -266,7 +267,7 @@ def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
         _KNOWN.pop(model, None)
         watch = ModuleWatch(model)
         if (reason := reason_against(model)) or watch.changed:
-            _check_own_layers(model, reason or "a module of it is hooked or replaced")
+            _check_own_layers(model, reason or "one of its modules is hooked or replaced")
             return None
         known = _KNOWN[model] = FusedLayers(model, True, products_of(model)), watch
     known[0].follow()
@@ -274,15 +275,15 @@ def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
 
 
 def _check_own_layers(model: PreTrainedModel, reason: str) -> None:
-    """Refuse a float8 model in the model's own layers, which multiply in the model's dtype."""
+    """Raise BadInput for a float8 model: its own layers multiply in the model's dtype."""
     if float8.asked(model):
-        raise BadInput(f"this model was loaded as {float8.NAME}, and its products cannot be taken in float8: {reason}")
+        raise BadInput(f"this model was loaded as {float8.NAME}, but its products cannot run in float8: {reason}")
 
 
 def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:
     """Return the fused layers of a model, or the reason why it has none.
 
-    This moves weights that are multiplied together into one tensor, once.
+    Weights with the same input are moved into one tensor, once.
     """
     return reason_against(model) or FusedLayers(model, kernels, products)
 
@@ -292,7 +293,7 @@ def reason_against(model: PreTrainedModel) -> str:
     decoder: Any = model.get_decoder()
     kind = decoder.config.model_type
     if kind not in KNOWN:
-        return f"layers of {kind} are not known to be those of {', '.join(KNOWN)}"
+        return f"its model type is {kind}: only layers of {', '.join(KNOWN)} are known"
     head: Any = model.get_output_embeddings()
     if type(head) is not nn.Linear or type(decoder.embed_tokens) is not nn.Embedding:
         return "its embeddings are not plain"
@@ -300,25 +301,25 @@ def reason_against(model: PreTrainedModel) -> str:
         return f"its activation is {decoder.config.hidden_act!r}, not 'silu'"
     if model.training:
         return "it is being trained"
-    return next((reason for layer in decoder.layers if (reason := _odd(layer))), "")
+    return next((reason for layer in decoder.layers if (reason := _reason_against_layer(layer))), "")
 
 
-def _odd(layer: Any) -> str:
+def _reason_against_layer(layer: Any) -> str:
     linears = [module for group in _groups(layer) for module in group]
     for module in linears:
         if type(module) is not nn.Linear:
             return f"a projection is {type(module).__name__}, not a plain Linear"
     if len({(x.weight.dtype, x.weight.device) for x in linears}) > 1:
-        return "projections of a layer lie on different devices, or differ in dtype"
+        return "projections of a layer are on different devices, or differ in dtype"
     if any(len({x.bias is None for x in group}) > 1 for group in _groups(layer)):
         return "some projections of a layer have a bias, others none"
     for module in layer.modules():
         if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in vars(module):
-            return "a module of it has a hook"
+            return "one of its modules has a hook"
         if getattr(module, "_compiled_call_impl", None) is not None:
             return "its layers are compiled"
         if "forward" in vars(module):
-            return f"the forward pass of a {type(module).__name__} of it is replaced"
+            return f"the forward pass of one of its modules, a {type(module).__name__}, is replaced"
     return ""
 
 
@@ -346,7 +347,7 @@ def _joined(linears: Sequence[nn.Linear]) -> Linear:
 def side_by_side(parameters: Sequence[Tensor]) -> Tensor:
     """Move parameters [n_i, …] into one tensor [sum of n_i, …], make them views of it, and return it.
 
-    If they are already, nothing is moved.
+    Nothing is moved if they are already.
     """
     first = parameters[0].data
     if len(parameters) == 1:

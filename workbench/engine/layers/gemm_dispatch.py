@@ -1,8 +1,8 @@
-"""Products of few rows with large matrices, by whichever is the fastest on this GPU: torch's or the workbench's kernel.
+"""GEMM dispatch for few rows and large matrices: torch's or the workbench's kernel, whichever is faster on this GPU.
 
-The fastest depends on the shape and on library versions, so it is measured: once for each shape, on the model's
-weights, in a captured run over all layers, so that matrices are not in the cache. Results are kept in a file (`kept`),
-by GPU and versions. A launch that fails, or whose product differs from torch's, is left out.
+The fastest depends on the shape and on library versions, so it is measured once per shape: on the model's weights, in
+a captured run over all layers, so that no matrix is in the L2 cache. Results are stored in a file (`kept`), by GPU and
+versions. A launch that fails, or whose result differs from torch's, is skipped.
 """
 
 import json
@@ -21,18 +21,18 @@ from workbench.data.assets import cache
 from workbench.engine.attention_backends.choice import kernel
 
 TORCH = "torch"
-LARGE = 16 << 20  # bytes; smaller matrices use torch's product without measuring
-ADDED = 3e9  # bytes of split-K parts that the following kernel reads in a millisecond
+LARGE = 16 << 20  # bytes; smaller matrices use torch without measuring
+PARTS_RATE = 3e9  # bytes of split-K parts that the next kernel reads per millisecond
 REPEATS = 5
-CLOSE = 0.02  # largest difference of results, as a share of the largest value
+CLOSE = 0.02  # maximum difference of results, relative to the largest value
 
 
 def kept() -> Path:
-    """Return the path of the file of measurements, in the user's cache."""
+    """Return the path of the measurements, in the user's cache."""
     return cache() / "products.json"
 
 
-RINGS = ((64, 1, 128, 6), (128, 1, 128, 4))  # the two fastest of ten tried on an H200; each has to be compiled
+RINGS = ((64, 1, 128, 6), (128, 1, 128, 4))  # the two fastest of ten tried on an H200; each costs a compilation
 GATED = ((64, 2, 128, 4), (128, 2, 128, 2))
 TILES = ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6))  # for GPUs other than Hopper
 
@@ -40,9 +40,9 @@ TILES = ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6))  #
 def ways(
     width: int, channels: int, parts: bool, rows: int = 64, hopper: bool = False, gated: bool = False
 ) -> list[Any]:
-    """Return the launch shapes to try for rows [R, channels] times [width, channels]; with `parts`, split-K ones too.
+    """Return the launch configurations to try for rows [R, channels] times [width, channels].
 
-    `gated`: for a product with the two halves of a matrix, one gating the other.
+    `parts`: also split-K. `gated`: for a GEMM with both halves of a matrix, of which one gates the other.
     """
     config, ring = kernel("few_rows_linear").LinearConfig, kernel("_shared.linear_hopper").RingConfig
 
@@ -63,14 +63,14 @@ def ways(
 
 @dataclass
 class Products:
-    """The product for each shape: `chosen` is a launch shape, None for torch; `times` are the measured ms of each."""
+    """The GEMM for each shape: `chosen` is its launch configuration, None for torch; `times` are all measured ms."""
 
     path: Path | None = None
     chosen: dict[str, Any] = field(default_factory=dict)
     times: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: bool = False) -> Tensor:
-        """Multiply x [R, K] by weight [N, K] -> [R, N]; with `parts`, maybe [S, R, N] in fp32, still to be added up."""
+        """Multiply x [R, K] by weight [N, K] -> [R, N]; with `parts`, maybe -> split-K parts [S, R, N] in fp32."""
         way = self.chosen.get(_shape(x, weight, parts)) if bias is None else None
         if way is None:
             return linear(x, weight, bias)
@@ -87,7 +87,7 @@ class Products:
         return torch.mm(x, weight.mT, out=out) if bias is None else torch.addmm(bias, x, weight.mT, out=out)
 
     def follow(self, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        """Do nothing: subclasses update copies of the layers' weights before a pass."""
+        """Do nothing; subclasses update copies of the layers' weights before a pass."""
 
     def prepare(
         self,
@@ -96,9 +96,9 @@ class Products:
         parts: bool = False,
         gate: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Measure the fastest product for so many rows, unless it is known, on `weights` of one shape, one a layer.
+        """Measure the fastest GEMM for `rows` rows, unless known, on `weights` of one shape, one per layer.
 
-        With `gate`, for gated products.
+        With `gate`: for the gated GEMM.
         """
         module = kernel("few_rows_linear")
         x = torch.randn(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
@@ -111,16 +111,16 @@ class Products:
         name = _where(x.device) + ", " + shape
         times = self._read().get(name)
         if not isinstance(times, dict):
-            plain = partial(_plain, self, x, gate)
-            times = {TORCH: timed(plain, weights)}
+            baseline = partial(_baseline, self, x, gate)
+            times = {TORCH: timed(baseline, weights)}
             for label, way in tried.items():
-                if (ms := _tried(x, weights, way, plain)) is not None:
+                if (ms := _time_of(x, weights, way, baseline)) is not None:
                     times[label] = ms
             self._write(name, times)
         self.times[shape] = times
         self.chosen[shape] = tried.get(min(times, key=lambda label: times[label], default=TORCH))
         if gate is not None and self.chosen[shape] is None:
-            self.prepare(rows, weights)  # the product before the gate is applied
+            self.prepare(rows, weights)  # the GEMM before the gate
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -136,7 +136,7 @@ class Products:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write_text(self.path, json.dumps(self._read() | {name: entry}, indent=1))
         except OSError:
-            return  # folder not writable: measured again next time
+            return  # not writable: measured again next time
 
 
 def timed(work: Any, weights: Sequence[Tensor]) -> float:
@@ -161,24 +161,24 @@ def timed(work: Any, weights: Sequence[Tensor]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _plain(products: Products, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
-    """Return the product to compare with: torch's, or for a gated one the fastest known way before the gate."""
+def _baseline(products: Products, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
+    """Compute the baseline: torch's GEMM, or for a gated one the fastest known GEMM, then the gate."""
     return linear(x, weight) if gate is None else gate(products(x, weight))
 
 
 def _launched(x: Tensor, weight: Tensor, way: Any) -> Tensor:
-    """Multiply with our own kernel -> [splits, R, N]."""
+    """Multiply with the workbench's kernel -> [splits, R, N]."""
     module = "few_rows_linear" if isinstance(way, kernel("few_rows_linear").LinearConfig) else "_shared.linear_hopper"
     found: Tensor = kernel(module).launch_parts(x, weight, way)
     return found
 
 
-def _tried(x: Tensor, weights: Sequence[Tensor], way: Any, plain: Callable[[Tensor], Tensor]) -> float | None:
-    """Return the milliseconds of our own kernel; None if its result is wrong, or it does not run."""
-    added = way.splits * x.shape[0] * len(weights[0]) * 4 / ADDED if way.splits > 1 else 0.0
+def _time_of(x: Tensor, weights: Sequence[Tensor], way: Any, baseline: Callable[[Tensor], Tensor]) -> float | None:
+    """Return the milliseconds of the workbench's kernel; None if it fails or its result is wrong."""
+    added = way.splits * x.shape[0] * len(weights[0]) * 4 / PARTS_RATE if way.splits > 1 else 0.0
     try:
-        wanted, found = plain(weights[0]).float(), _launched(x, weights[0], way).float().sum(0)
-        if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
+        expected, found = baseline(weights[0]).float(), _launched(x, weights[0], way).float().sum(0)
+        if not bool((found - expected).abs().max() <= CLOSE * expected.abs().max()):
             return None
         return timed(lambda w: _launched(x, w, way), weights) + added
     except Exception:  # compilers raise errors of many types, e.g. for too much shared memory

@@ -1,11 +1,11 @@
-"""Notice when modules of a model are changed, for code that runs its layers without calling them."""
+"""Detect changed modules of a model, for code that runs its layers without calling them."""
 
 from torch import nn
 from torch.nn.modules import module as globally
 
 
 class ModuleWatch:
-    """Remembers the modules of one model; it holds parts of the model, not the model itself."""
+    """Record the modules of one model, without a reference to the model itself."""
 
     def __init__(self, model: nn.Module):
         modules = list(model.modules())

@@ -1,7 +1,7 @@
-"""Encode many blocks in one packed pass, each behind a context of cached blocks that are in pages.
+"""Encode many blocks in one packed pass, each after its context of cached blocks in pages.
 
-Matrix products take the rows without padding; attention is one call a layer, with blocks padded to the longest.
-Contexts are read in place, and several may share a block.
+Matrix products run without padding; attention is one call per layer, with blocks padded to the longest. Contexts are
+read in place and may share blocks.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from workbench.models.transformers_attention import LayerInput, StopForward
 
 
 class OwnRows:
-    """The own rows of B prompts as one request of a packed pass (`PackedRequest`)."""
+    """The own tokens of B prompts as one request of a packed pass (`PackedRequest`)."""
 
     def __init__(self, pool: Pool, prompts: Sequence[PagedPrompt]):
         self.pool, self.pages = pool, batch_of([prompt.table for prompt in prompts], pool.device)
@@ -42,13 +42,13 @@ class OwnRows:
         self.kept = sent((~padding).nonzero()[:, 0], pool.device)
 
     def place(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return where fresh keys and values of a layer are written, at `slots`."""
+        """Return the tensors in which keys and values of a layer are written at `slots`."""
         return self.pool.keys[layer], self.pool.values[layer]
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Write the fresh keys and values, then attend: [Hq, R, D]."""
+        """Write the new keys and values, then attend: [Hq, R, D]."""
         keys, values = self.place(x.layer)
-        if x.k.data_ptr() != keys.data_ptr():  # else the layer has written them there already
+        if x.k.data_ptr() != keys.data_ptr():  # else the layer has written them in place
             index_copy(keys, self.slots.long(), x.k)
             index_copy(values, self.slots.long(), x.v)
         if x.last:
@@ -67,9 +67,9 @@ class OwnRows:
 def encode_behind(
     model: PreTrainedModel, pool: Pool, contexts: Sequence[Sequence[Cached]], blocks: Sequence[Block]
 ) -> list[KV]:
-    """Compute the KV of every block behind its context, whose blocks are rerotated to consecutive positions.
+    """Compute the KV of each block after its context, whose blocks are rerotated to consecutive positions.
 
-    Meanwhile the pool needs pages for all `blocks`; raises NoPages where it has too few.
+    Pages for all `blocks` are allocated during the pass; raises NoPages if too few are free.
     """
     with ExitStack() as stack:
         prompts = list[PagedPrompt]()
@@ -82,15 +82,13 @@ def encode_behind(
             with suppress(StopForward):
                 packed_logits(model, ids, request.rows, [request], request.rows[:0])
             parts = request.slots.long().split([*map(len, blocks)])
-            return [_read(pool, at, prompt.length) for at, prompt in zip(parts, prompts, strict=True)]
-
-
-def _read(pool: Pool, at: Tensor, start: int) -> KV:
-    """Copy the tokens at slots `at` [T] out of a pool."""
-    return KV(_taken(pool.keys, at), _taken(pool.values, at), start)
+            return [
+                KV(_taken(pool.keys, at), _taken(pool.values, at), prompt.length)
+                for at, prompt in zip(parts, prompts, strict=True)
+            ]
 
 
 def _taken(layers: list[Tensor], at: Tensor) -> list[Tensor]:
-    """Return tokens of every layer [H, T, D], in one call if layers are contiguous in memory."""
+    """Copy the tokens at slots `at` [T] of all layers -> [H, T, D] each; one call if layers are contiguous."""
     whole = layered(layers)
     return [taken(x, at) for x in layers] if whole is None else list(whole.index_select(2, at))

@@ -1,7 +1,7 @@
-"""Cached blocks in the pages of a pool, looked up by the KV object that they were copied from.
+"""An LRU cache of blocks in the pages of a pool, looked up by the KV object that they were copied from.
 
-A block that many prompts reuse is copied once. It stays until its KV is deleted or its pages are needed, the least
-recently used first; blocks that a running prompt reads are pinned. A block made from another one may stay likewise.
+A block that many prompts reuse is copied once. It is evicted when its KV is deleted or its pages are needed, least
+recently used first. Blocks that a running prompt reads are pinned. Blocks derived from another block can be kept too.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -17,20 +17,20 @@ from workbench.engine.pages.paged_prompt import Cached
 
 
 class BlockPages:
-    """The cached blocks of `pool`; `place` pins the blocks that it returns, `unpin` releases them."""
+    """The cached blocks of `pool`. `place` pins the blocks that it returns; `unpin` releases them."""
 
     def __init__(self, pool: Pool):
         self.pool = pool
         self._entries: OrderedDict[int, tuple[Callable[[], object], Cached]] = OrderedDict()  # by the id of the KV
         self._pins = Counter[int]()  # by the id of the `Cached`
         self._idle = 0  # pages of unpinned blocks
-        self._gone = deque[int]()  # ids of KVs that were garbage-collected
+        self._gone = deque[int]()  # keys of entries whose KV was garbage-collected
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Cached]:
-        """Yield the blocks that have pages."""
+        """Yield the blocks in pages."""
         return (cached for _, cached in self._entries.values())
 
     @property
@@ -40,13 +40,13 @@ class BlockPages:
 
     @property
     def room(self) -> int:
-        """Number of pages that are free or hold blocks that are not pinned."""
+        """Number of pages that are free or can be freed: those of unpinned blocks."""
         return self.pool.free + self._idle
 
     def make_room(self, pages: int, what: str = "the request") -> None:
-        """Drop blocks that are not pinned, those whose KV is deleted first, until so many pages are free.
+        """Evict unpinned blocks, first those whose KV was deleted, until `pages` pages are free.
 
-        Raises NoPages, dropping nothing, if they are not enough.
+        Raises NoPages, evicting nothing, if that is not enough.
         """
         if pages > self.room:
             raise NoPages(pages, self.room, what)
@@ -70,7 +70,7 @@ class BlockPages:
             self._drop(key)
 
     def place(self, kvs: Sequence[KV]) -> list[Cached]:
-        """Return these blocks in pages, pinned; blocks that are not there yet are copied, each once."""
+        """Return these blocks in pages, pinned; blocks without pages are copied, each once."""
         known: dict[int, Cached] = {}
         fresh: dict[int, KV] = {}
         for kv in kvs:
@@ -93,7 +93,7 @@ class BlockPages:
                 self._entries[-id(gone[1])] = gone
                 self._gone.append(-id(gone[1]))
         for (key, kv), cached in zip(fresh.items(), copied, strict=True):
-            self._entries[key] = ref(kv, partial(_note, self._gone, key)), cached
+            self._entries[key] = ref(kv, partial(_append, self._gone, key)), cached
             self._idle += len(cached.numbers)
             known[key] = cached
         placed = [known[id(kv)] for kv in kvs]
@@ -102,7 +102,7 @@ class BlockPages:
         return placed
 
     def blank(self, length: int, start: int) -> Cached:
-        """Return an unwritten block for one request, pinned; `unpin` gives its pages back."""
+        """Return an unwritten block for one request, pinned; `unpin` frees its pages."""
         self.make_room(-(-length // self.pool.size))
         cached = self.pool.cached(length, start)
         self._entries[-id(cached)] = NoneType, cached  # a key that no KV has
@@ -111,12 +111,12 @@ class BlockPages:
         return cached
 
     def keep(self, cached: Cached, of: Cached) -> None:
-        """Keep a block from `blank` for later requests, as long as the block `of` it was made from."""
+        """Keep a block from `blank` for later requests, as long as the block `of` that it is derived from."""
         key = -id(cached)
-        self._entries[key] = ref(of, partial(_note, self._gone, key)), cached
+        self._entries[key] = ref(of, partial(_append, self._gone, key)), cached
 
     def again(self, cached: Cached) -> bool:
-        """Pin a kept block again; return False if its pages were given back since."""
+        """Pin a kept block again; return False if it was evicted."""
         key = -id(cached)
         if key not in self._entries or self._entries[key][1] is not cached:
             return False
@@ -131,8 +131,8 @@ class BlockPages:
             if self._pins[id(cached)] <= 0:
                 del self._pins[id(cached)]
                 self._idle += len(cached.numbers)
-                made = self._entries.get(-id(cached))
-                if made is not None and made[0]() is None:  # its KV was collected: it cannot be found again
+                entry = self._entries.get(-id(cached))
+                if entry is not None and entry[0]() is None:  # its KV was collected: it cannot be found again
                     self._drop(-id(cached))
 
     def _pin(self, cached: Cached) -> None:
@@ -146,6 +146,6 @@ class BlockPages:
         self.pool.give(cached)
 
 
-def _note(gone: deque[int], key: int, _: object) -> None:
-    """Note that the KV of a block was garbage-collected."""
+def _append(gone: deque[int], key: int, _: object) -> None:
+    """Record that the KV of a block was garbage-collected."""
     gone.append(key)

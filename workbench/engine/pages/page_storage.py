@@ -1,4 +1,4 @@
-"""Keys and values in pages, and copies into and out of them; `paged_pool.Pool` adds who holds which page."""
+"""Keys and values in pages, and copies into and out of them; `paged_pool.Pool` adds their allocation."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -22,8 +22,8 @@ from workbench.engine.pages.stream_order import StreamOrder, current_stream
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import LayerInput
 
-STEP = 128  # tokens per step of the Hopper kernels, which must share one rotation
-RUNS = 8  # up to so many runs of adjacent slots are copied one by one
+STEP = 128  # tokens per step of the Hopper kernels; a step has one rotation
+RUNS = 8  # maximum number of runs of adjacent slots that are copied one by one
 LEAST = 16  # minimum page size for kernels on a GPU: the smallest tile of a tensor core
 
 
@@ -31,11 +31,12 @@ class PageStorage:
     """`keys[layer]` and `values[layer]` [H, pages · size, D] on the model's device; page 0 is scratch.
 
     size     tokens of a page
-    kernels  attend by Triton kernels, else by their torch reference; None: on a GPU, for pages of `LEAST` tokens and up
+    kernels  attend with Triton kernels, else with their torch references; None: on a GPU, for pages of at least `LEAST`
+             tokens
 
-    Threads may read and write pages on CUDA streams of their own: methods queue their work in a block `with
-    in_order():`, which runs behind all earlier such blocks of any stream. Code that accesses `keys` and `values`
-    directly must do so too.
+    Threads may read and write pages on their own CUDA streams: methods queue their work within `with in_order():`,
+    which runs after all earlier such blocks of any stream. Code that accesses `keys` and `values` directly must do so
+    too.
     """
 
     def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
@@ -43,13 +44,13 @@ class PageStorage:
         gpu = spec.device.type == "cuda"
         self.kernels = gpu and size >= LEAST if kernels is None else kernels
         if self.kernels and gpu and size < LEAST:
-            raise BadInput(f"a pool of pages of {size} tokens: kernels on a GPU need {LEAST} at least")
+            raise BadInput(f"a pool has pages of {size} tokens: kernels on a GPU need at least {LEAST}")
         check("pages", pages, int)
         check("size", size, int)
         if pages < 2 or size < 1 or size & (size - 1):
-            raise BadInput(f"a pool of {pages} pages of {size} tokens: at least 2 pages, of a power of two tokens")
+            raise BadInput(f"a pool has {pages} pages of {size} tokens: at least 2 pages of a power of two are needed")
         if spec.window:
-            raise BadInput(f"a pool takes no model with a sliding window ({spec.window} tokens): assemble its blocks")
+            raise BadInput(f"a pool supports no sliding window ({spec.window} tokens): assemble the blocks")
         for heads, width in set(spec.shapes) if self.kernels else ():
             reason = named("question_attention").refuses(
                 AttentionProblem(1, pages * size, (heads, heads), width, spec.dtype, spec.device)
@@ -58,31 +59,31 @@ class PageStorage:
                 raise BadInput(f"question_attention cannot read this pool: {reason}")
         self.pages, self.size, self.pairing = pages, size, spec.pairing
         hopper = gpu and torch.cuda.get_device_capability(spec.device)[0] == 9
-        self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that should share a rotation
+        self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages per group of equal shifts
         self.in_order = StreamOrder(current_stream(spec.device))
         self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
         try:
             self.keys, self.values = (
                 side_by_side(torch.zeros, spec.shapes, pages * size, dtype=spec.dtype, device=spec.device, joined=True)
                 for _ in range(2)
-            )  # zeros: masked slots must hold finite numbers
-        except torch.OutOfMemoryError:  # on a GPU others may free memory: the caller may retry
+            )  # zeros: masked slots must be finite
+        except torch.OutOfMemoryError:  # memory may be freed: the caller may retry
             raise
         except RuntimeError as problem:
             room = 2 * sum(heads * width for heads, width in spec.shapes) * pages * size * spec.dtype.itemsize
-            taken = f"a pool of {pages:,} pages takes {room / 1e9:,.1f} GB"
-            raise BadInput(f"{taken}, which {spec.device} has not") from problem
+            needed = f"a pool of {pages:,} pages takes {room / 1e9:,.1f} GB"
+            raise BadInput(f"{needed}: not available on {spec.device}") from problem
 
     @property
     def device(self) -> torch.device:
         return self.keys[0].device
 
     def slots(self, *blocks: Cached) -> Tensor:
-        """Return the slots [T] (int64, CPU) of the tokens of blocks in the pool, block after block."""
+        """Return the slots [T] (int64, CPU) of the tokens of blocks, block after block."""
         return torch.from_numpy(np.concatenate([block.slots(self.size) for block in blocks]))
 
     def fill(self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached]) -> None:
-        """Encode blocks, each alone, into the pages of `cached`: packed into few forward passes, without padding."""
+        """Encode blocks independently into the pages of `cached`, packed into few forward passes without padding."""
         passes = []
         for group in packs([len(block) for block in blocks]):
             slots = sent(self.slots(*[cached[i] for i in group]), self.device)
@@ -98,7 +99,7 @@ class PageStorage:
                 run()
 
     def copy_in(self, kvs: Sequence[KV], cached: Sequence[Cached]) -> None:
-        """Copy KVs into the pages of `cached`, with one copy a layer for all of them."""
+        """Copy KVs into the pages of `cached`, with one copy per layer for all of them."""
         if not kvs:
             return
         slots = self.slots(*cached)
@@ -116,8 +117,7 @@ class PageStorage:
     def gather(self, context: Sequence[Cached], reserve: Count, positions: Positions = "re-encoded") -> KV:
         """Copy a prompt's context into one contiguous KV, with keys rerotated to their blocks' new positions.
 
-        `reserve` unwritten tokens follow. For thousands of recomputed rows one copy costs less than rerotation in every
-        tile.
+        `reserve` unwritten tokens follow. For thousands of recomputed tokens a copy beats rerotating per tile.
         """
         kv, fill = self.gathering(context, reserve, positions)
         for layer in range(len(self.keys)):
@@ -127,7 +127,7 @@ class PageStorage:
     def gathering(
         self, context: Sequence[Cached], reserve: int, positions: Positions
     ) -> tuple[KV, Callable[[int], None]]:
-        """Return the unwritten KV of `gather` and a function that fills one layer, so that a prefill may begin."""
+        """Return the unwritten KV of `gather` and a function that fills one layer, so a prefill can start early."""
         check_positions(positions)
         if not context:
             raise BadInput("a prompt has at least one block")
@@ -154,7 +154,7 @@ class PageStorage:
         return kv, fill
 
     def _unwritten(self, length: int, reserve: int) -> KV:
-        """Return a KV of which the last `reserve` tokens are zeros: a masked token must be a finite number."""
+        """Return a KV of which the last `reserve` tokens are zeros, as masked tokens must be finite."""
         shapes, capacity, dtype = self.spec.shapes, length + reserve, self.spec.dtype
         keys, values = (side_by_side(torch.empty, shapes, capacity, dtype=dtype, device=self.device) for _ in range(2))
         for x in (*keys, *values) if reserve else ():
@@ -169,7 +169,7 @@ class PageStorage:
         positions: Positions = "re-encoded",
         reserve: int = 0,
     ) -> KV:
-        """Copy a prompt from its pages into one contiguous KV: its `context`, then its first `rows` own rows over it.
+        """Copy a prompt from its pages into a contiguous KV: its `context`, then its first `rows` own tokens over it.
 
         The KV has capacity for `reserve` more tokens.
         """
@@ -186,7 +186,7 @@ class PageStorage:
         return kv
 
     def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
-        """Copy the first `rows` own rows of a prompt from its contiguous KV into its pages; they count as computed."""
+        """Copy the first `rows` own tokens of a prompt from a contiguous KV into its pages; they count as computed."""
         slots, places = (sent(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places))
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):

@@ -1,8 +1,8 @@
 """The page table of one prompt, as small numpy arrays on the host.
 
-A table is made for every request, while a device may wait for it. So it holds a few integers a page, joined from arrays
-that every block keeps, without tensor operations. The positions of slots follow from their page and are computed on the
-device (`StaticBatch`), except where single tokens are masked.
+A table is built per request, while the device may be waiting. So it has a few integers per page, concatenated from
+arrays that each block keeps, without tensor operations. Positions of slots are derived from their page on the device
+(`StaticBatch`), unless single tokens are masked.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from workbench.engine.assembly import Positions
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY = 0  # page number of an empty entry
-WASTE = 8  # context pages per empty page that may be inserted between blocks
+WASTE = 8  # minimum context pages per empty page inserted between blocks
 
 
 class CachedBlock(Protocol):
-    """What a table needs of a block in a pool."""
+    """What a page table needs of a cached block."""
 
     @property
     def length(self) -> int:
@@ -32,7 +32,7 @@ class CachedBlock(Protocol):
 
     @property
     def start(self) -> int:
-        """The position that its keys are rotated for."""
+        """Position that its keys are rotated for."""
 
     @property
     def numbers(self) -> Ints:
@@ -41,16 +41,16 @@ class CachedBlock(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PageTable:
-    """The P pages that one prompt reads, in the order of their first position, or in the order of blocks asked for.
+    """The P pages that one prompt reads, ordered by first position or by a requested order of blocks.
 
     size           tokens of a page
     numbers        [P] page numbers
     first          [P] smallest position of a page
     slots          [P] number of visible slots at its front; they have positions from `first` on
-    shifts         [P] number of positions by which its keys are rerotated; None where none are
-    positions      [P, size] position of every slot, if single tokens are masked; else None
+    shifts         [P] positions by which its keys are rerotated; None: none are
+    positions      [P, size] position of each slot if single tokens are masked, else None
     partial_pages  whether many pages have masked slots
-    run            pages come in groups of this many with equal shifts, counted from the first page
+    run            group size of pages with equal shifts, counted from the first page
     """
 
     size: int
@@ -67,51 +67,51 @@ class PageTable:
 
     @cached_property
     def page_max(self) -> Ints:
-        """[P] largest position of a page; INVALID_POS where a slot is masked."""
+        """[P] largest position of a page; INVALID_POS if a slot is masked."""
         if self.positions is not None:
             return self.positions.max(1)
         return _largest(self.first, self.slots, self.size, self.partial_pages)[0]
 
     @cached_property
     def last(self) -> Ints:
-        """[P] largest position of a page and of all before it, as in `Paged`."""
+        """[P] largest position up to and including a page, as in `Paged`."""
         if self.positions is None:
             return _largest(self.first, self.slots, self.size, self.partial_pages)[1]
         seen = np.where(self.positions == INVALID_POS, -1, self.positions).max(1)
         return np.maximum.accumulate(np.where(self.first == INVALID_POS, INVALID_POS, seen))
 
     def every_position(self) -> Ints:
-        """Return the position [P, size] of every slot; INVALID_POS where it is masked."""
+        """Return the position [P, size] of each slot; INVALID_POS if it is masked."""
         if self.positions is not None:
             return self.positions
         offset = np.arange(self.size, dtype=np.int32)
         return np.where(offset < self.slots[:, None], self.first[:, None] + offset, INVALID_POS).astype(np.int32)
 
     def apart(self, begin: int, end: int) -> tuple["PageTable", "PageTable"]:
-        """Return two tables: of positions [begin, end), and of all others; a page with both is in both."""
+        """Split into two tables: positions [begin, end), and all others; a page with both is in both."""
         behind = self.first + self.slots
         mixed = ((self.first < begin) & (behind > begin)) | ((self.first < end) & (behind > end))
         if self.positions is None and not mixed.any():
             inside = (self.first >= begin) & (self.first < end)
-            return self._some(inside), self._some(~inside)
+            return self._select(inside), self._select(~inside)
         inside = (self.every_position() >= begin) & (self.every_position() < end)
-        return self._hiding(~inside), self._hiding(inside)
+        return self._mask(~inside), self._mask(inside)
 
-    def _some(self, which: Any) -> "PageTable":
+    def _select(self, which: Any) -> "PageTable":
         positions, shifts = (None if x is None else x[which] for x in (self.positions, self.shifts))
         parts = self.numbers[which], self.first[which], self.slots[which], shifts, positions
         return PageTable(self.size, *parts, self.partial_pages, self.run)
 
-    def _hiding(self, hidden: Any) -> "PageTable":
-        """Return the pages that remain after hiding slots [P, size], in the order of their first position."""
+    def _mask(self, hidden: Any) -> "PageTable":
+        """Mask slots [P, size] and return the pages that remain, ordered by first position."""
         positions = np.where(hidden, INVALID_POS, self.every_position()).astype(np.int32)
         first = positions.min(1)
         order = np.argsort(first, kind="stable")[: int((first != INVALID_POS).sum())]
         parts = PageTable(self.size, self.numbers, first, self.slots, self.shifts, positions, True)
-        return parts._some(order)
+        return parts._select(order)
 
     def paged(self) -> Paged:
-        """Return the table as tensors of one request, on the CPU."""
+        """Return the table as CPU tensors for one request."""
         parts = (self.numbers, self.every_position(), self.first, self.last)
         shifts = None if self.shifts is None else torch.from_numpy(self.shifts)[None]
         table, positions, first, last = (torch.from_numpy(x)[None] for x in parts)
@@ -120,7 +120,7 @@ class PageTable:
 
 
 def batch_of(tables: Sequence[PageTable], device: torch.device) -> Paged:
-    """Return the tables of B prompts as kernels take them, shorter ones padded with masked pages."""
+    """Return the tables of B prompts as kernel arguments; shorter ones are padded with masked pages."""
 
     def padded(parts: Sequence[Ints], fill: int = INVALID_POS) -> torch.Tensor:
         return sent(pad_sequence([torch.from_numpy(x) for x in parts], batch_first=True, padding_value=fill), device)
@@ -143,7 +143,7 @@ def batch_of(tables: Sequence[PageTable], device: torch.device) -> Paged:
 
 
 def pages_of(block: CachedBlock, size: int) -> Ints:
-    """Return [4, P] of a block's pages: numbers, filled slots, first positions as cached, and offsets in the block."""
+    """Return [4, P] for a block's pages: numbers, filled slots, first positions as cached, and indices in the block."""
     place = np.arange(len(block.numbers), dtype=np.int32)
     slots = np.minimum(block.length - place * size, size).astype(np.int32)
     return np.stack((block.numbers, slots, block.start + place * np.int32(size), place))
@@ -151,9 +151,9 @@ def pages_of(block: CachedBlock, size: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class ContextTable:
-    """The part of a page table for a context of blocks, the same for every prompt over these blocks.
+    """The part of a page table for a context of blocks, shared by prompts over these blocks.
 
-    `length` is the number of its tokens; the other fields are those of `PageTable`.
+    `length` is its number of tokens; the other fields are those of `PageTable`.
     """
 
     length: int
@@ -170,11 +170,11 @@ class ContextTable:
 def context_of(
     joined: Ints, size: int, positions: Positions = "re-encoded", run: int = 1, order: Sequence[int] = ()
 ) -> ContextTable:
-    """Make the table of a context from its blocks' `pages_of`, `joined` to [4, P].
+    """Build the table of a context from its blocks' `pages_of`, `joined` to [4, P].
 
     positions  as in `engine.assembly.assemble`
-    run        group size of pages with equal shifts that is wanted; a few empty pages are inserted for it
-    order      blocks in the order in which they are read; by default that of the prompt
+    run        requested group size of pages with equal shifts; a few empty pages are inserted for it
+    order      order in which blocks are read; by default that of the prompt
     """
     numbers, slots, cached, place = joined
     ends = slots.cumsum(dtype=np.int32)
@@ -185,7 +185,7 @@ def context_of(
         shift = np.full_like(shift, length - (cached + slots).max())
     shifted = positions != "naive" and bool(shift.any())
     if len(order):
-        which = _pages_in(order, place)
+        which = _ordered_pages(order, place)
         numbers, slots, first, shift, place = (x[which] for x in (numbers, slots, first, shift, place))
     partial = bool((slots[:-1] != size).any())
     runs = 1
@@ -197,16 +197,16 @@ def context_of(
         runs = run if added * WASTE <= pages else 1
         if added and runs > 1:
             at = np.arange(pages) + np.repeat(np.cumsum(width) - width, counts)
-            stands = np.maximum.accumulate(_spread(np.arange(pages, dtype=np.int32), at, pages + added))
-            numbers, slots = (_spread(x, at, pages + added) for x in (numbers, slots))
-            first = first[stands]  # an empty page has the first position of the preceding page
+            source = np.maximum.accumulate(_scatter(np.arange(pages, dtype=np.int32), at, pages + added))
+            numbers, slots = (_scatter(x, at, pages + added) for x in (numbers, slots))
+            first = first[source]  # an empty page has the first position of the preceding page
             shift = shift[begins].repeat(counts + width)
     page_max, last = _largest(first, slots, size, partial)
     return ContextTable(length, numbers, first, slots, shift if shifted else None, page_max, last, partial, runs)
 
 
-def _pages_in(order: Sequence[int], place: Ints) -> Any:
-    """Return page indices for blocks read in this order; `place` is the index of each page within its block."""
+def _ordered_pages(order: Sequence[int], place: Ints) -> Any:
+    """Return page indices for this order of blocks; `place` is the index of each page in its block."""
     begins = np.flatnonzero(place == 0)
     ordered = np.asarray(order)
     counts = np.diff(begins, append=len(place))[ordered]
@@ -219,25 +219,25 @@ def joined_pages(context: Sequence[CachedBlock], size: int) -> Ints:
 
 
 def table_of(context: ContextTable, own: Ints, places: Ints, size: int) -> PageTable:
-    """Make the table of a prompt: the pages of its context, then pages `own` for positions `places` [R].
+    """Build the table of a prompt: the pages of its context, then pages `own` for positions `places` [R].
 
-    Positions within the context are recomputed tokens, whose cached entries are masked; the context must then have been
-    made with `run` 1.
+    Positions within the context are recomputed tokens, whose cached entries are masked; the context must then have
+    `run` 1.
     """
     part, pages = context, len(context.numbers)
-    begins, held = places[::size], np.full(len(own), size, np.int32)
-    held[-1:] = len(places) - (len(own) - 1) * size
+    begins, filled = places[::size], np.full(len(own), size, np.int32)
+    filled[-1:] = len(places) - (len(own) - 1) * size
     numbers = np.concatenate((part.numbers, own))
     shifts = None if part.shifts is None else np.concatenate((part.shifts, np.zeros(len(own), np.int32)))
-    recomputed = int(places.searchsorted(part.length)) if len(places) and places[0] < part.length else 0
-    if recomputed:
-        hidden = PageTable(size, numbers[:pages], part.first, part.slots).every_position()
-        return _hidden(hidden, numbers, places, recomputed, part.length, shifts)
-    first, slots = np.concatenate((part.first, begins)), np.concatenate((part.slots, held))
+    count = int(places.searchsorted(part.length)) if len(places) and places[0] < part.length else 0
+    if count:
+        cached = PageTable(size, numbers[:pages], part.first, part.slots).every_position()
+        return _recomputed(cached, numbers, places, count, part.length, shifts)
+    first, slots = np.concatenate((part.first, begins)), np.concatenate((part.slots, filled))
     table = PageTable(size, numbers, first, slots, shifts, None, part.partial_pages, part.run)
     page_max = begins + np.int32(size - 1)
-    page_max[held != size] = INVALID_POS
-    last = begins + held - 1 if part.partial_pages else page_max  # ascending
+    page_max[filled != size] = INVALID_POS
+    last = begins + filled - 1 if part.partial_pages else page_max  # ascending
     if pages:
         last = np.maximum(last, part.last[-1])
     vars(table).update(page_max=np.concatenate((part.page_max, page_max)), last=np.concatenate((part.last, last)))
@@ -245,13 +245,13 @@ def table_of(context: ContextTable, own: Ints, places: Ints, size: int) -> PageT
 
 
 def _largest(first: Ints, slots: Ints, size: int, partial: bool) -> tuple[Ints, Ints]:
-    """Return `PageTable.page_max` and `last` of pages whose visible slots are at the front."""
+    """Return `page_max` and `last` of a `PageTable` whose visible slots are at the front of their pages."""
     page_max = np.where(slots == size, first + (size - 1), np.int32(INVALID_POS))
     return page_max, np.maximum.accumulate(first + slots - 1 if partial else page_max)
 
 
 def common_pages(tables: Sequence[PageTable]) -> int:
-    """Return the number of leading pages that all tables have in common."""
+    """Return the number of leading pages that all tables share."""
     one, least = tables[0], min(map(len, tables))
     same = np.ones(least, bool)
     for other in tables[1:]:
@@ -265,17 +265,17 @@ def common_pages(tables: Sequence[PageTable]) -> int:
     return int(np.argmin(same)) if not same.all() else least
 
 
-def _spread(x: Ints, at: Any, count: int) -> Ints:
-    spread = np.full(count, EMPTY, np.int32)
-    spread[at] = x
-    return spread
+def _scatter(x: Ints, at: Any, count: int) -> Ints:
+    out = np.full(count, EMPTY, np.int32)
+    out[at] = x
+    return out
 
 
-def _hidden(cached: Ints, numbers: Ints, places: Ints, recomputed: int, length: int, shifts: Ints | None) -> PageTable:
-    """Return the table of a prompt with recomputed tokens, sorted by first position, as they may be anywhere."""
+def _recomputed(cached: Ints, numbers: Ints, places: Ints, count: int, length: int, shifts: Ints | None) -> PageTable:
+    """Build the table of a prompt with recomputed tokens, sorted by first position, as these may be anywhere."""
     size = cached.shape[1]
     stale = np.zeros(length + 1, bool)
-    stale[places[:recomputed]] = True
+    stale[places[:count]] = True
     cached[stale[np.minimum(cached, length)]] = INVALID_POS
     mine = np.full((len(numbers) - len(cached)) * size, INVALID_POS, np.int32)
     mine[: len(places)] = places

@@ -1,8 +1,8 @@
 """A pool of pages: cached blocks that concurrent prompts read in place, and never write.
 
-A page holds `size` tokens of every layer; a block takes whole pages. A prompt is a page table: the pages of its blocks,
-which others may share, each with the shift by which its keys are rerotated as they are read, and pages of its own for
-recomputed tokens of blocks, the question and the answer. Opening a prompt copies no block.
+A page holds `size` tokens of all layers; a block takes whole pages. A prompt is a page table: the pages of its blocks,
+which other prompts may share, each with the shift by which its keys are rerotated as they are read; and its own pages
+for recomputed tokens, the question and the answer. Opening a prompt copies no block.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +27,12 @@ from workbench.engine.pages.page_tables import ContextTable, Ints, context_of, j
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
 from workbench.models.spec import attach
 
-CONTEXTS = 16  # tables of the last so many contexts are kept
+CONTEXTS = 16  # number of recent contexts whose tables are kept
 _SERIAL_OF = attrgetter("serial")
 
 
 class Pool(PageStorage):
-    """Pages of keys and values, and who holds which of them. Its parameters are those of `PageStorage`."""
+    """Pages of keys and values, and their allocation. Its parameters are those of `PageStorage`."""
 
     def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
         super().__init__(model, pages, size, kernels)
@@ -45,17 +45,17 @@ class Pool(PageStorage):
 
     @property
     def free(self) -> int:
-        """Number of pages that are not taken."""
+        """Number of free pages."""
         return self.owners.free
 
     @annotations.checked
     def take(self, tokens: Count, wait: float = 0.0) -> Taken:
-        """Take pages for so many tokens, waiting up to `wait` seconds. Raises NoPages where they are too few."""
+        """Take pages for `tokens` tokens, waiting up to `wait` seconds. Raises NoPages if too few are free."""
         return self.owners.take(-(-tokens // self.size), f"{tokens} tokens: it", wait)
 
     @annotations.checked
     def give(self, pages: Sequence[int] | Tensor | Cached) -> None:
-        """Give back pages that `take` returned, or those of a block. Raises BadInput, giving none, for stale pages."""
+        """Free pages that `take` returned, or those of a block. Raises BadInput, freeing none, for stale pages."""
         if isinstance(pages, Cached):
             self.check_block(pages)
             self.owners.give(pages.pages, pages.generations)
@@ -63,9 +63,9 @@ class Pool(PageStorage):
             self.owners.give(pages)
 
     def close(self, prompt: PagedPrompt) -> None:
-        """Give back a prompt's own pages, which ends it. Raises BadInput for a closed prompt.
+        """Free a prompt's own pages, which ends it. Raises BadInput for a closed prompt.
 
-        If another thread is in a step over it, this waits for the end of the step.
+        Waits for a step of another thread over the prompt.
         """
         annotations.check("prompt", prompt, PagedPrompt)
         with prompt.lease:
@@ -75,25 +75,25 @@ class Pool(PageStorage):
             prompt.closed = True
 
     def check(self, prompt: PagedPrompt) -> None:
-        """Raise BadInput for a prompt that is closed, of another pool, or whose pages were taken by others since."""
+        """Raise BadInput for a prompt that is closed, of another pool, or whose pages were reallocated."""
         if not isinstance(prompt, PagedPrompt):
-            raise BadInput(f"{shown(prompt)} is no prompt of this pool: `Pool.open` and `Pool.blank` return those")
+            raise BadInput(f"{shown(prompt)} is no prompt of this pool: use `Pool.open` or `Pool.blank`")
         if prompt.pool is not self or prompt.closed:
             raise BadInput("this prompt is closed" if prompt.closed else "this prompt is of another pool")
-        given = self.owners.given
-        if prompt.checked != given and not self.owners.holds(*prompt.held):
+        returns = self.owners.given
+        if prompt.checked != returns and not self.owners.holds(*prompt.held):
             self.owners.check(prompt.owned, prompt.owned.generations)
             for block in prompt.context:
                 self.check_block(block)
-        prompt.checked = given
+        prompt.checked = returns
 
     def check_blocks(self, context: Sequence[Cached]) -> Ints | None:
-        """Do what `check_block` does for several blocks, all at once if they are valid.
+        """Check several blocks as `check_block` does, in one step if they are valid.
 
-        Returns `pages_of` all blocks, joined; None where a block's generations are not known.
+        Returns `pages_of` all blocks, joined; None if a block's generations are not known.
         """
         if odd := [block for block in context if not isinstance(block, Cached)]:
-            raise BadInput(f"{shown(odd[0])} is no block of this pool: `Pool.encode` returns those")
+            raise BadInput(f"{shown(odd[0])} is no block of this pool: use `Pool.encode`")
         known = [x for block in context if block.pool is self and (x := block.known) is not None]
         if len(known) == len(context):
             joined: Ints = np.frombuffer(b"".join(known), np.int32).reshape(-1, 5).T
@@ -104,19 +104,19 @@ class Pool(PageStorage):
         return None
 
     def check_block(self, block: Cached) -> None:
-        """Raise BadInput for a block of another pool, and for one whose pages were given back."""
+        """Raise BadInput for a block of another pool, and for one whose pages were freed."""
         if block.pool is not None and block.pool is not self:
             raise BadInput("this block is of another pool")
         if block.generations is None or not self.owners.holds(block.numbers, block.generations):
             self.owners.check(block.pages, block.generations)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Raise BadInput for another model than the pool was made for."""
+        """Raise BadInput unless the pool was created for this model."""
         if self._model() is not model:
             raise BadInput(f"this pool is of another model: make one for {attach(model).name}")
 
     def cached(self, length: int, start: int = 0, pages: Taken | None = None) -> Cached:
-        """Return an unwritten block of `length` tokens in `pages`; None: pages are taken now."""
+        """Return an unwritten block of `length` tokens in `pages`; None: allocate them."""
         pages = self.owners.take(-(-length // self.size), f"{length} tokens: it") if pages is None else pages
         return Cached(torch.from_numpy(pages.numbers.astype(np.int64)), length, start, self, pages.generations)
 
@@ -124,9 +124,9 @@ class Pool(PageStorage):
     def encode(
         self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached] | None = None
     ) -> list[Cached]:
-        """Encode blocks, each alone, into pages: packed into few forward passes, without padding or copies.
+        """Encode blocks independently into pages: packed into few forward passes, without padding or copies.
 
-        `cached` are blocks whose pages were taken before; None: pages are taken, and given back if encoding fails.
+        `cached` are blocks with allocated pages; None: pages are allocated, and freed if encoding fails.
         """
         self.check_model(model)
         for block in blocks:
@@ -138,13 +138,13 @@ class Pool(PageStorage):
             return list(cached)
         self._check_room(lengths)
         taken = [self.cached(n) for n in lengths]
-        with self._or_back(taken):
+        with self._freed_on_error(taken):
             self.fill(model, blocks, taken)
         return taken
 
     @contextmanager
-    def _or_back(self, cached: Sequence[Cached]) -> Iterator[None]:
-        """Give the pages of blocks back if filling them fails, e.g. for lack of memory."""
+    def _freed_on_error(self, cached: Sequence[Cached]) -> Iterator[None]:
+        """Free the pages of blocks if filling them fails, e.g. for lack of memory."""
         try:
             yield
         except BaseException:
@@ -153,17 +153,17 @@ class Pool(PageStorage):
             raise
 
     def put(self, kv: KV) -> Cached:
-        """Copy a KV into pages, wherever it was encoded and whatever it attended to."""
+        """Copy a KV into pages."""
         return self.put_many([kv])[0]
 
     @annotations.checked
     def put_many(self, kvs: Sequence[KV]) -> list[Cached]:
-        """Copy KVs into pages, with one copy a layer for all of them."""
+        """Copy KVs into pages, with one copy per layer for all of them."""
         for kv in kvs:
             self.spec.check_shapes(kv)
         self._check_room([len(kv) for kv in kvs])
         cached = [self.cached(len(kv), kv.start) for kv in kvs]
-        with self._or_back(cached):
+        with self._freed_on_error(cached):
             self.copy_in(kvs, cached)
         return cached
 
@@ -176,66 +176,65 @@ class Pool(PageStorage):
         wait: float = 0.0,
         order: Sequence[int] = (),
     ) -> PagedPrompt:
-        """Make the page table of a prompt whose context is these blocks, with pages for `reserve` more tokens.
+        """Build the page table of a prompt whose context is these blocks, with pages for `reserve` more tokens.
 
         recompute  [R] rising positions of context tokens to recompute; their cached entries are masked
         positions  of keys, as in `engine.assembly.assemble`
-        wait       seconds to wait for pages that others hold
+        wait       seconds to wait for pages to be freed
         order      order in which kernels read the blocks (results differ by rounding): requests of one step that read
                    a shared block at about the same time find it in the GPU's cache
 
-        Raises BadInput for a block of another pool or one that was given back, and NoPages for too few pages.
+        Raises BadInput for a block of another pool or a freed one, and NoPages for too few pages.
         """
         annotations.check("context", context, Sequence[object])
         annotations.check("reserve", reserve, int)
         chosen = np.zeros(0, np.int32) if recompute is None else whole_numbers("recompute", recompute)
         if reserve < 1 or not context:
-            raise BadInput(
-                f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
-            )
+            raise BadInput(f"{len(context)} blocks and room for {reserve}: at least one block and one token are needed")
         check_positions(positions)
         if len(order) and sorted(order) != list(range(len(context))):
-            raise BadInput(f"order is {shown(order)}: each of the numbers 0 to {len(context) - 1} once is needed")
-        given = self.owners.given
-        table = self._context(context, positions, 1 if len(chosen) else self.run, given, () if len(chosen) else order)
+            raise BadInput(f"order is {shown(order)}: a permutation of 0 to {len(context) - 1} is needed")
+        returns = self.owners.given
+        table = self._context(context, positions, 1 if len(chosen) else self.run, returns, () if len(chosen) else order)
         length = table.length
         places = np.arange(length, length + reserve, dtype=np.int32)
         if len(chosen):
-            _check_recompute(chosen, length)
+            if chosen[0] < 0 or chosen[-1] >= length or (chosen[1:] <= chosen[:-1]).any():
+                raise BadInput(f"recompute is {shown(recompute)}: rising positions from 0 to {length - 1} are needed")
             places = np.concatenate((chosen, places))
-        prompt = self._prompt(context, places, table, wait, given)
+        prompt = self._prompt(context, places, table, wait, returns)
         prompt.chosen = len(chosen)
         return prompt
 
     def blank(self, reserve: int) -> PagedPrompt:
-        """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
+        """Build the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
         annotations.check("reserve", reserve, int)
         if reserve < 1:
-            raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
+            raise BadInput(f"room for {reserve} tokens: a prompt has at least one")
         return self._prompt((), np.arange(reserve, dtype=np.int32), context_of(joined_pages((), self.size), self.size))
 
     def _context(
-        self, context: Sequence[Cached], positions: Positions, run: int, given: int, order: Sequence[int] = ()
+        self, context: Sequence[Cached], positions: Positions, run: int, returns: int, order: Sequence[int] = ()
     ) -> ContextTable:
-        """Return the table of a context whose blocks are in order; those of the last contexts are kept.
+        """Return the table of a context whose blocks are valid; recent tables are kept.
 
-        `given`: the pool's count of returned pages; a table that was checked at the same count is still valid.
+        `returns`: the pool's count of returned pages; a table that was checked at the same count is still valid.
         """
         key = (positions, run, *order, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
         known = self._contexts.get(key)
-        if known is not None and known[0] == given:
+        if known is not None and known[0] == returns:
             return known[1]
         joined = self.check_blocks(context)
         if joined is None or key is None:
             return context_of(joined_pages(context, self.size), self.size, positions, run, order)
         table = known[1] if known is not None else context_of(joined, self.size, positions, run, order)
-        self._contexts[key] = given, table
+        self._contexts[key] = returns, table
         for old in list(self._contexts)[:-CONTEXTS]:
             self._contexts.pop(old, None)
         return table
 
     def _prompt(
-        self, context: Sequence[Cached], places: Ints, table: ContextTable, wait: float = 0.0, given: int = -1
+        self, context: Sequence[Cached], places: Ints, table: ContextTable, wait: float = 0.0, returns: int = -1
     ) -> PagedPrompt:
         owned = self.take(len(places), wait)
         try:
@@ -246,12 +245,12 @@ class Pool(PageStorage):
             raise
         offsets = np.arange(self.size, dtype=np.int32)
         own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
-        return PagedPrompt(table.length, pages, own, places, owned, self, tuple(context), checked=given)
+        return PagedPrompt(table.length, pages, own, places, owned, self, tuple(context), checked=returns)
 
     def gathering(
         self, context: Sequence[Cached], reserve: int, positions: Positions
     ) -> tuple[KV, Callable[[int], None]]:
-        """Do what `PageStorage.gathering` does. Raises BadInput for blocks that were given back."""
+        """Return the KV and fill function of `PageStorage.gathering`. Raises BadInput for freed blocks."""
         for block in context:
             self.check_block(block)
         return super().gathering(context, reserve, positions)
@@ -260,8 +259,3 @@ class Pool(PageStorage):
         needed = sum(-(-n // self.size) for n in lengths)
         if needed > self.free:
             raise NoPages(needed, self.free, f"the context of {len(lengths)} blocks")
-
-
-def _check_recompute(rows: Ints, length: int) -> None:
-    if rows[0] < 0 or rows[-1] >= length or (rows[1:] <= rows[:-1]).any():
-        raise BadInput(f"positions to compute again are rising, from 0 to {length - 1}")

@@ -24,8 +24,8 @@ class Cached:
     pages        [P] int64 page numbers in order, on the CPU
     length       number of its tokens
     start        position that its keys are rotated for
-    generations  [P] of its pages when they were taken; None where that is not known
-    derived      values computed from its keys and values, kept with it
+    generations  [P] generations of its pages at allocation; None: not known
+    derived      values derived from its keys and values
     """
 
     pages: Tensor
@@ -48,7 +48,7 @@ class Cached:
         return self.pages.numpy().astype(np.int32)
 
     def slots(self, size: int) -> Ints:
-        """Return the slots [T] (int64) of its tokens in a pool whose pages have `size` tokens."""
+        """Return the slots [T] (int64) of its tokens in a pool with pages of `size` tokens."""
         if size not in self._slots:
             at = self.numbers.astype(np.int64)[:, None] * size + np.arange(size)
             self._slots[size] = at.ravel()[: self.length]
@@ -60,7 +60,7 @@ class Cached:
 
     @cached_property
     def known(self) -> bytes | None:
-        """[P, 5] `pages_of` the block and their generations, as bytes (faster to join); None if not all are known."""
+        """[P, 5] `pages_of` the block and generations, as bytes (fast to join); None if generations are not known."""
         size: int | None = getattr(self.pool, "size", None)
         if self.generations is None or size is None:
             return None
@@ -73,16 +73,15 @@ class PagedPrompt:
 
     length    tokens of its context
     table     its pages in the order of their first position
-    own       [R + reserve] slots in the pool for the tokens that are computed: recomputed tokens of the context, then
-              question and answer
+    own       [R + reserve] slots in the pool for computed tokens: recomputed context tokens, then question and answer
     places    [R + reserve] positions of `own`
     owned     pages of `own`
     context   blocks that it reads
     written   how many of `own` are computed
-    chosen    how many of `own` are recomputed tokens of the context
-    complete  whether its context is the whole prompt, computed elsewhere, so that it may decode without `prefill`
-    apart     positions that its rows attend to in a softmax of their own; all rows are behind these
-    lease     lock held while a step reads and writes its pages, so that it cannot be closed
+    chosen    how many of `own` are recomputed context tokens
+    complete  whether its context is the whole prompt, computed elsewhere: it may decode without `prefill`
+    apart     positions that its query tokens, which follow them, attend to in a separate softmax
+    lease     lock that is held during a step over its pages, so that it cannot be closed
     """
 
     length: int
@@ -107,18 +106,18 @@ class PagedPrompt:
 
     @property
     def pages(self) -> Paged:
-        """Its table as kernels take it: a `Paged` of one request, [1, P]."""
+        """Its table as kernel arguments: a `Paged` of one request, [1, P]."""
         return self.table.paged()
 
     @cached_property
     def lists(self) -> tuple[PageTable, PageTable]:
-        """Its table as two: of the positions `apart`, and of all others."""
+        """Its table split in two: positions `apart`, and all others."""
         assert self.apart is not None
         return self.table.apart(self.apart.first, self.apart.end)
 
     @cached_property
     def held(self) -> tuple[Ints, Ints]:
-        """[N] numbers of all pages that it reads or writes, and [N] their generations when it was made."""
+        """[N] pages that it reads or writes, and [N] their generations when it was opened."""
         known = [block for block in self.context if block.generations is not None]
         pages = [np.array(self.owned, np.int32), *[block.numbers for block in known]]
         generations = [self.owned.generations, *[x for block in known if (x := block.generations) is not None]]
@@ -126,5 +125,5 @@ class PagedPrompt:
 
     @property
     def reserve(self) -> int:
-        """Number of own slots that are not written yet."""
+        """Number of own slots that are not computed yet."""
         return len(self.own) - self.written

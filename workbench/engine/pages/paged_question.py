@@ -1,9 +1,9 @@
-"""Attention of the question to context tokens over a pool of pages, the scores of question-guided selectors.
+"""Attention of the question to context tokens over a pool of pages: the scores of question-guided selectors.
 
-The question is prefilled by a `Runner`, on a GPU as a captured step, and its queries are kept. A kernel computes the
-attention to the keys of all layers in their pages; where it does not support them, keys are copied out and rerotated
-layer by layer. The scores equal those of `attention_maps.from_question` over an assembled cache, up to rounding; they
-stay on the device.
+A `Runner` prefills the question, on a GPU as a captured step, and returns its queries. A kernel computes the attention
+to the keys of all layers in their pages; if it does not support them, keys are copied out and rerotated layer by
+layer. The scores equal those of `attention_maps.from_question` over an assembled KV, up to rounding, and stay on the
+device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +24,10 @@ from workbench.engine.pages.paged_prompt import Cached
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The tokens of B blocks in a pool, each block padded to the longest; on the pool's device.
+    """The tokens of B blocks in a pool, padded to the longest block; on the pool's device.
 
     slots    [B · W] slot of each token in the pool; padding repeats a slot of its block
-    shift    [B · W] number of positions by which each key is rerotated; None: none are
+    shift    [B · W] positions by which each key is rerotated; None: none are
     beyond   [B, W] bool, True at padding
     padded   whether there is padding
     """
@@ -77,9 +77,9 @@ def from_question(
     wait               that of `Runner.prefill`
     over, system       the softmax runs over each "block" separately, over the "documents" (without the first `system`
                        blocks) or over the "context"
-    meanwhile          called once the question has begun: the host's work while a GPU computes it
+    meanwhile          host work to run while a GPU computes the question
 
-    The pool needs pages for the question, which are given back.
+    Pages for the question are allocated during the call.
     """
     pool, chosen = runner.pool, tuple(layers_of(runner.model, layers))
     prompt = pool.open(context, len(question))
@@ -98,9 +98,9 @@ def from_question(
     with pool.in_order():
         for layer in chosen:
             own = getattr(runner.model.get_decoder().layers[layer].self_attn, "scaling", None)
-            asked = queries[layer][0, :, -(last or len(question)) :]
+            rows = queries[layer][0, :, -(last or len(question)) :]
             keys = places.keys(pool, layer)
-            total += weights(asked, keys, total.shape, hidden if places.padded or skip else None, own, over)
+            total += weights(rows, keys, total.shape, hidden if places.padded or skip else None, own, over)
     return total[~places.beyond]
 
 
@@ -112,9 +112,9 @@ def by_kernel(
     together: bool = False,
     skip: int = 0,
 ) -> Tensor | None:
-    """Score context tokens over all layers by one kernel, in their pages; None where it does not support them.
+    """Score context tokens over all layers in their pages, with one kernel; None if it does not support them.
 
-    `queries[layer]` is [1, Hq, R, D], of which the `last` rows count (None: all). `together`: one softmax over all
+    `queries[layer]` is [1, Hq, R, D], of which the `last` rows are used (None: all). `together`: one softmax over all
     blocks except the first `skip`, which get 0.
     """
     pool, decoder, chosen, scored = runner.pool, runner.model.get_decoder(), list(queries), context[skip:]
@@ -123,11 +123,11 @@ def by_kernel(
     scales = {getattr(decoder.layers[layer].self_attn, "scaling", None) for layer in chosen}
     if not pool.kernels or len(scales) > 1 or not module.takes(keys, tables, max(map(len, scored), default=0)):
         return None
-    asked = torch.stack([queries[layer][0, :, -(last or queries[layer].shape[2]) :] for layer in chosen])
+    rows = torch.stack([queries[layer][0, :, -(last or queries[layer].shape[2]) :] for layer in chosen])
     shifts = shifts_of([(block.start, len(block)) for block in context], "re-encoded").tolist()[skip:]
     blocks = module.Blocks([block.numbers for block in scored], [*map(len, scored)], shifts)
     with pool.in_order():
-        found = module.launch(asked, keys, blocks, tables[0], pool.pairing, pool.size, scales.pop(), together)
+        found = module.launch(rows, keys, blocks, tables[0], pool.pairing, pool.size, scales.pop(), together)
     return torch.cat((found.new_zeros(sum(map(len, context[:skip]))), found))
 
 
@@ -136,7 +136,7 @@ def weights(
 ) -> Tensor:
     """Return the softmax of queries [Hq, R, D] over B padded blocks of keys [H, B · W, D], summed to [B, W] (fp32).
 
-    It runs over each block separately if `over` is "block", else over all. `hidden` [B, W] masks keys; None: none.
+    It runs over each block separately if `over` is "block", else over all. `hidden` [B, W] masks keys.
     """
     grouped, total = queries.unflatten(0, (len(keys), -1)).flatten(1, 2), torch.zeros(shape, device=keys.device)
     scale = scale or queries.shape[-1] ** -0.5

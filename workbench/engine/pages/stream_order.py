@@ -1,8 +1,8 @@
-"""Order of work on pages that threads queue on several CUDA streams, kept by an event behind each piece of work.
+"""Order of work on pages that threads queue on several CUDA streams, by an event after each piece of work.
 
-Pages change hands on the host: whoever gives pages back has queued the work on them before, and whoever takes them
-queues work afterwards. So work that waits for the events of all earlier work is in order for each page. The device
-waits, never the host.
+Pages are allocated and freed on the host: the thread that frees pages has queued its work on them before, and the
+thread that allocates them queues work afterwards. So work that waits for the events of all earlier work is in order for
+each page. The device waits, never the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ def current_stream(device: torch.device) -> Current:
 
 
 class StreamOrder:
-    """Call it for a context manager: work queued within runs behind all work of earlier such blocks."""
+    """Factory of context managers: work queued within one runs after the work of all earlier ones."""
 
     def __init__(self, current: Current):
         self.current = current
@@ -32,7 +32,7 @@ class StreamOrder:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Queue work in order; work that was queued before an exception counts, too."""
+        """Queue work in order, including work queued before an exception."""
         stream = self.current()
         if stream is None:
             yield
