@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 FIRST, STEPS = '<div class="wb-first"></div>', "<!-- other pages -->"  # where the first screen and the links go
 OWN = {"model": "MODEL", "data": "FILE"}  # parameters that a reader sets first
 OTHER = re.compile(r'<a href="(?P<name>[^"/:]+)\.ipynb"[^>]*>(?P<text>[^<]*)</a>')  # a link to a notebook
+ANSWER = "answer"  # tag of the cell with the picture that a notebook shows before it is run
 FOLDED = 200  # letters of a caption; a longer one is opened by the reader
 
 FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" style="min-height:{height}px"></div>{foot}
@@ -102,6 +103,7 @@ def notebook_page(executed: Path, page: Path, finding: str = "") -> None:
     Its first screen holds the question, `finding`, the main picture, and how to do the same with other models.
     """
     notebook = nbformat.read(executed, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if ANSWER not in cell.metadata.get("tags", [])]
     first = _first_screen(notebook, finding)
     if notebook.cells and notebook.cells[0].cell_type == "markdown":
         notebook.cells[0].source += f"\n\n{FIRST}"

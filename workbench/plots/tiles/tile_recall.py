@@ -15,7 +15,7 @@ from workbench.plots.marks.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Note
 from workbench.plots.tiles.reduce import blocks
 
 LEVELS, CELLS, COLUMNS = 50, 96, 3
-SIDE = 400  # px, of a map beside a second panel
+SIDE, LOW = 400, 180  # px, of a map beside a second panel; the height of one over another
 RAMPS = {  # what became of a tile: colours of little and of much attention, and of the legend
     "dropped": (FAINT, "#8a9199", RULE),
     "kept": ("#c9dff0", "#003a5c", BLUE),
@@ -119,7 +119,8 @@ def maps(
     `panels` name → a picture for every one of `layers` and `heads`, all of `span`. Where there are several, a slider
     picks the layer and a menu the head; `layer` and `head` (their places in the lists) are shown first.
     """
-    lines, side = ceil(len(panels) / columns), round(870 / columns) - 12
+    lines = ceil(len(panels) / columns)
+    side = round(870 / columns) - 12 if lines == 1 else LOW
     fig = token_panels(list(panels), columns)
     for h in range(len(heads)):
         for index, pictures in enumerate(panels.values()):

@@ -19,7 +19,7 @@ from workbench.plots.marks.elements import button, menu, switch
 from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.marks.theme import BLUE, INK, MUTED, PAPER, RULE, Texts, clear, finish
 
-COLUMNS, LINE = 96, 23  # characters a line of text, px a line
+COLUMNS, LINE = 116, 20  # characters a line of text, px a line
 MOST = 4000  # tokens that are drawn at once, of a longer prompt
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
@@ -67,7 +67,7 @@ def coloured(
         hovertemplate="%{customdata}<extra></extra>",
         **next(iter(looks.values())),
     )
-    font = {"family": MONO, "size": 12.5, "color": INK}
+    font = {"family": MONO, "size": 12, "color": INK}
     letters = {"x": column, "y": line, "text": [shown(token, 40) for token in words], "textfont": font}
     # after the boxes of all tokens, so that none covers letters
     fig.add_scatter(**letters, mode="text", textposition="middle right", hoverinfo="skip", showlegend=False)
