@@ -15,7 +15,7 @@ from workbench.plots.marks.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Note
 from workbench.plots.tiles.reduce import blocks
 
 LEVELS, CELLS, COLUMNS = 50, 96, 3
-SIDE, LOW = 400, 180  # px, of a map beside a second panel; the height of one over another
+SIDE, LOW = 400, 178  # px, of a map beside a second panel; the height of one over another
 RAMPS = {  # what became of a tile: colours of little and of much attention, and of the legend
     "dropped": (FAINT, "#8a9199", RULE),
     "kept": ("#c9dff0", "#003a5c", BLUE),
