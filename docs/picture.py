@@ -61,13 +61,13 @@ def pixels(png: bytes) -> np.ndarray:
     return np.array(lines[1:], np.uint8).reshape(height, width, step)[..., :3]
 
 
-def with_palette(image: np.ndarray) -> bytes:
-    """Return a PNG of an image's 256 commonest colours, others as the nearest of them: a third of the size."""
+def with_palette(image: np.ndarray, most: int = 256) -> bytes:
+    """Return a PNG of an image's `most` commonest colours, others as the nearest of them: a third of the size."""
     colours, places, counts = np.unique(image.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     alike, cells = np.unique(colours[order] >> 4, axis=0, return_index=True, return_inverse=True)[1:]
     often = np.argsort(-np.bincount(cells.ravel(), counts[order]))
-    first = list(dict.fromkeys([*range(64), *alike[often].tolist()]))[:256]  # tints of areas, then one of each hue
+    first = list(dict.fromkeys([*range(most // 4), *alike[often].tolist()]))[:most]  # tints of areas, then each hue
     kept = colours[order[first]].astype(int)
     nearest = np.array([((kept - colour) ** 2).sum(1).argmin() for colour in colours.astype(int)], np.uint8)
     height, width, _ = image.shape

@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 FIRST, STEPS = '<div class="wb-first"></div>', "<!-- other pages -->"  # placeholders for the first screen and the links
 OWN = {"model": "MODEL", "data": "FILE"}  # parameters that users set first
 OTHER = re.compile(r'<a href="(?P<name>[^"/:]+)\.ipynb"[^>]*>(?P<text>[^<]*)</a>')  # a link to a notebook
+ANSWER = "answer"  # tag of the cell with the picture that is shown before a notebook is run
 FOLDED = 200  # characters; longer captions are folded
 
 FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" style="min-height:{height}px"></div>{foot}
@@ -102,6 +103,7 @@ def notebook_page(executed: Path, page: Path, finding: str = "") -> None:
     The first screen has the question, `finding`, the main picture, and how to do the same with another model.
     """
     notebook = nbformat.read(executed, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if ANSWER not in cell.metadata.get("tags", [])]
     first = _first_screen(notebook, finding)
     if notebook.cells and notebook.cells[0].cell_type == "markdown":
         notebook.cells[0].source += f"\n\n{FIRST}"

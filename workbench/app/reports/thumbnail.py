@@ -81,7 +81,8 @@ def small(figure: Mapping[str, Any]) -> dict[str, Any]:
     if not shown or any(trace.get("type") == "table" for trace in shown):
         return dict(figure)
     panels = list(dict.fromkeys((trace.get("xaxis", "x"), trace.get("yaxis", "y")) for trace in shown))
-    panels = panels[: 2 if all(trace.get("type") == "heatmap" for trace in shown) else 1]
+    drawn = [trace for trace in shown if trace.get("x") != [None]]  # without entries of the legend
+    panels = panels[: 2 if all(trace.get("type") == "heatmap" for trace in drawn) else 1]
     names = {name for panel in panels for name in panel}
     layout = {key: value for key, value in plot["layout"].items() if key in KEPT or _axis(key) in names}
     shapes = [each for each in layout.get("shapes", []) if {each.get(f"{x}ref", "").split()[0] for x in "xy"} <= names]

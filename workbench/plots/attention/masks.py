@@ -58,7 +58,7 @@ def masks(
             fig.add_trace(trace, **place)
     _axes(fig, block_of, len(panels))
     panel_titles(fig)
-    height = 292 * lines + 26 * (lines - 1)
+    height = (292 if lines == 1 else 208) * lines + 26 * (lines - 1)
     title = "Which tokens attend to which"
     return finish(fig, title=title, height=height, above=34, below=58, left=64, right=16, **notes)
 
@@ -129,8 +129,7 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
         [MaskPanel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
         [view.tokens[i] for i in cells],
         block_of,
-        notice="Colour: the key's block; grey: masked by the rule. Under block attention only the question (Q) "
-        "attends across blocks.",
+        notice="Colour: the key's block; grey: masked by the rule.",
         caption=f"Blank: future tokens. Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}"
         + (f". Your rule: {own}. Drag to zoom all panels; hover to see the two tokens." if own else "."),
     )

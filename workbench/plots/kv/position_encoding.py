@@ -37,17 +37,18 @@ def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) ->
         steps = [_at_distance(cached[i], inv_freq[i], d, moved[n, i], first=i == 0) for i in range(len(pairs))]
         pictures[str(d)] = [trace for step in steps for trace in step]
     fig.frames = frames(pictures, replaced)
-    side = {"range": [-1.12, 1.12], "showgrid": False, "showticklabels": False, "ticks": "", "showline": False}
+    side = {"range": [-1.2, 1.2], "showgrid": False, "showticklabels": False, "ticks": "", "showline": False}
     fig.update_xaxes(**side)
     fig.update_yaxes(**side)
     for end in range(len(pairs)):
         fig.update_layout({f"yaxis{end + 1 or ''}": {"scaleanchor": f"x{end + 1}"}})
     value = {"prefix": "shifted by ", "suffix": " tokens", "font": {"size": 13, "color": INK}}
+    height = (270 if lines == 1 else 180) * lines
     slider = frame_slider([str(d) for d in distances], start, pad=14, x=0.02, len=0.96, currentvalue=value)
-    fig.update_layout(sliders=[slider], legend=legend_over(270 * lines, 26, entrywidth=230))
+    fig.update_layout(sliders=[slider], legend=legend_over(height, 26, entrywidth=230))
     panel_titles(fig, 12)
     title = "Rotation of a cached key to its new position"
-    return finish(fig, title=title, height=270 * lines, above=66, below=104, left=24, **notes)
+    return finish(fig, title=title, height=height, above=66, below=104, left=24, **notes)
 
 
 def _arrow(point: np.ndarray, name: str, colour: str, legend: bool, text: str = "") -> go.Scatter:

@@ -54,6 +54,7 @@ def dots(
     spread: bool = False,
     lines: int = 1,
     named: bool = True,
+    row: int | None = None,
     **texts: Unpack[Texts],
 ) -> go.Figure:
     """Draw values of many methods in panels side by side: one row per name, with one mark per series.
@@ -62,6 +63,7 @@ def dots(
     spread   the marks of a row are drawn below one another, not on one line
     lines    number of lines of the legend
     named    whether there is a legend
+    row      px of a row; default: what its marks need
     """
     names = list(dict.fromkeys(r["name"] for column in columns for r in column.rows))
     titles = [column.title for column in columns]
@@ -79,7 +81,7 @@ def dots(
     fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
     panel_titles(fig, across=WIDTH - left - 24)
     most = max(sum(of == name for of, _ in own) for own in shifts for name in names)
-    tall = 20 + (7 * most if most > 1 else 0)
+    tall = row or 20 + (7 * most if most > 1 else 0)
     lines = max(lines, legend_lines(look.name for look in looks.values())) if named else 0
     heads = 16 * max(title.count("<br>") for title in titles)  # px of additional lines
     above = {"above": (46 if named else 28) + 20 * lines + heads, "legend": 26 + heads}

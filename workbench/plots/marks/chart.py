@@ -73,14 +73,17 @@ def lines(
     shared: dict[str, Any] = {"x": x, "x_axis": x_axis, "y_axis": y_axis, "x_log": x_log, "y_log": y_log}
     shared |= {"percent": percent, "level": level}
     rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
-    drawn, found = [], _panels(rows, panel, {key: key for key in given})
+    titles = rows[panel].astype(str) if panel and not panels else rows.source.map(lambda _: "")
+    titled = all(source in title for source, title in zip(rows.source, titles, strict=True))
+    marked = rows.assign(source=HERE) if titled else rows  # the legend does not repeat sources that titles name
+    drawn, found = [], _panels(marked, panel, {key: key for key in given})
     wide = (WIDTH - 96) * NARROW_PAGE * 0.7 / max(1, across(len(found)))  # px of a panel on a narrow page
     together = pd.concat([part[y] for _, part in found]) if found and more.get("share") else None
     for name, part in found:
         own = {"title": str(name), **shared, **given.get(name, {})}
         part = part.dropna(subset=[own["x"]])
         if len(part):
-            drawn.append(_panel(part, rows, y, by, look, hover, wide, together, **own))
+            drawn.append(_panel(part, marked, y, by, look, hover, wide, together, **own))
     if not drawn:
         return None
     return _sourced(line_chart(drawn, **_texts(rows, title, caption, more), **more), rows)
@@ -185,7 +188,7 @@ def bars(
         Bars(label, style.colour, list(own[y]), list(own[x]), f"<b>%{{y}}</b><br>{label}: %{{x:{form}}}<extra></extra>")
         for label, style, own in _groups(rows, rows, by, look)
     ]
-    settings = {"height": 34 * len(names) + 16, "left": 30 + round(longest)} | more
+    settings = {"height": 30 * len(names) + 16, "left": 30 + round(longest)} | more
     vertical = {"categoryorder": "array", "categoryarray": names[::-1], "ticks": "", "showgrid": False}
     texts = _texts(rows, title, caption, settings)
     return _sourced(

@@ -29,7 +29,7 @@ def trials(counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def finding(rows: pd.DataFrame, model: str, tuned: str) -> str:
-    """Return a sentence on both modes before and after fine-tuning, with 95% intervals; "" if a trial is missing.
+    """Return a sentence on both modes before and after fine-tuning, with intervals of block mode; "" if a trial is missing.
 
     It covers the first questions that both models answered in both modes.
     """
@@ -38,12 +38,10 @@ def finding(rows: pd.DataFrame, model: str, tuned: str) -> str:
     for (_, data, *_), asked in modes.groupby(ASKED, sort=False, dropna=False):
         each = asked.drop_duplicates(["model", "mode"]).set_index(["model", "mode"])
         if all((name, mode) in each.index for name in (model, tuned) for mode in ("full", "block")):
-            block, full = (
-                " before fine-tuning and ".join(_said(each.loc[(name, mode)]) for name in (model, tuned))
-                for mode in ("block", "full")
-            )
+            before, after = (_said(each.loc[(name, "block")]) for name in (model, tuned))
+            full = f"full attention {each.em[(model, 'full')]:.1%} before and {each.em[(tuned, 'full')]:.1%} after"
             about = f"exact match, {model} and {tuned} on {data}, n = {each.n.max():,.0f}, 95% intervals"
-            return f"Block mode scores {block} after; full attention {full} after ({about})."
+            return f"Block mode scores {before} before fine-tuning and {after} after; {full} ({about})."
     return ""
 
 

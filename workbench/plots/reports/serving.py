@@ -75,7 +75,7 @@ def timeline(runs: Sequence[Replayed], *, first: int = 0, count: int = 16, machi
     panel_titles(fig)
     return finish(
         fig,
-        height=(26 + 15 * count) * len(runs),
+        height=(26 + 13 * count) * len(runs),
         above=56,
         legend=28,
         title="Timeline of requests",

@@ -15,7 +15,7 @@ from workbench.plots.marks.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Note
 from workbench.plots.tiles.reduce import blocks
 
 LEVELS, CELLS, COLUMNS = 50, 96, 3
-SIDE = 400  # px of a map next to a second panel
+SIDE, LOW = 400, 178  # px of a map next to a second panel; its height above another
 RAMPS = {  # tile status: colours for little and much attention, and for the legend
     "dropped": (FAINT, "#8a9199", RULE),
     "kept": ("#c9dff0", "#003a5c", BLUE),
@@ -116,7 +116,8 @@ def maps(
     `panels` name → a picture per layer of `layers` and head of `heads`, all of `span`. With several, a slider selects
     the layer and a menu the head; `layer` and `head` (indices in the lists) are shown first.
     """
-    lines, side = ceil(len(panels) / columns), round(870 / columns) - 12
+    lines = ceil(len(panels) / columns)
+    side = round(870 / columns) - 12 if lines == 1 else LOW
     fig = token_panels(list(panels), columns)
     for h in range(len(heads)):
         for index, pictures in enumerate(panels.values()):

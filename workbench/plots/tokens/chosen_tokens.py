@@ -16,7 +16,7 @@ from workbench.plots.marks.elements import button, menu, switch
 from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.marks.theme import BLUE, INK, MUTED, PAPER, RULE, Texts, clear, finish
 
-COLUMNS, LINE = 96, 23  # characters per line, px per line
+COLUMNS, LINE = 116, 20  # characters per line, px per line
 MOST = 4000  # maximum tokens drawn
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
@@ -64,7 +64,7 @@ def coloured(
         hovertemplate="%{customdata}<extra></extra>",
         **next(iter(looks.values())),
     )
-    font = {"family": MONO, "size": 12.5, "color": INK}
+    font = {"family": MONO, "size": 12, "color": INK}
     letters = {"x": column, "y": line, "text": [shown(token, 40) for token in words], "textfont": font}
     # after all tokens' boxes, so that none covers text
     fig.add_scatter(**letters, mode="text", textposition="middle right", hoverinfo="skip", showlegend=False)

@@ -1,0 +1,75 @@
+"""The picture at the head of every notebook: the main figure of its report, as JupyterLab shows it before a run.
+
+python docs/answers.py [REPORT]        reads the notebooks of a report that `make report` wrote; needs Chromium
+"""
+
+import base64
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from picture import pixels, with_palette
+from plotly.offline import get_plotlyjs
+
+from workbench.app.reports import html
+from workbench.app.reports.thumbnail import MARGIN, picture, screenshot, small, still
+from workbench.plots.marks import theme
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH, HEIGHT, TITLE, LINE = 600, 200, 34, 29  # px: of a picture, its plot, its title, a line of its legend
+COLOURS, NAMES = 32, 6  # of a picture; in a legend, of more there is none
+MANY = ("12_real_model",)  # a figure of more rows than a small picture can name
+CAPTION = "*The shipped result. Running the notebook draws it anew below and leaves this picture as it is.*"
+PAGE = '<body style="margin: 0"><div id="plot"></div><script>{}</script><script>Plotly.newPlot("plot", {})</script>'
+
+
+def main(report: Path = ROOT / "runs" / "report") -> None:
+    """Put the picture of every notebook but those in `MANY` into its cell tagged `answer`."""
+    for notebook in sorted(path for path in (ROOT / "notebooks").glob("*.ipynb") if path.stem not in MANY):
+        png = base64.b64encode(answer(report / notebook.stem / notebook.name)).decode()
+        cells = (content := json.loads(notebook.read_text(encoding="utf-8")))["cells"]
+        own = [cell for cell in cells if html.ANSWER not in cell["metadata"].get("tags", [])]
+        source = ["![The answer](attachment:answer.png)\n", "\n", CAPTION]
+        cell = {"attachments": {"answer.png": {"image/png": png}}, "cell_type": "markdown", "id": "answer"}
+        content["cells"] = [own[0], cell | {"metadata": {"tags": [html.ANSWER]}, "source": source}, *own[1:]]
+        notebook.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{notebook.stem:<24} {len(png):,} bytes")
+
+
+def answer(executed: Path) -> bytes:
+    """Return the PNG of the main figure of an executed notebook: its first panel, with title and legend."""
+    figure = picture(executed)["figure"]
+    whole = next(each for each in html.figures(executed) if small(still(each)) == figure)
+    with tempfile.TemporaryDirectory() as folder:
+        page, target = Path(folder, "answer.html"), Path(folder, "answer.png")
+        framed = figure["layout"] | frame(figure, theme.unframed(whole)[0]["title"])
+        drawn = html.script_json({**figure, "layout": framed, "config": {"staticPlot": True}})
+        page.write_text(PAGE.format(get_plotlyjs(), drawn), encoding="utf-8")
+        if not screenshot(page, target, WIDTH, framed["height"]):
+            sys.exit(f"the picture of {executed.stem} was not drawn: it needs Chromium")
+        return with_palette(pixels(target.read_bytes()), COLOURS)
+
+
+def frame(figure: Mapping[str, Any], title: str) -> dict[str, Any]:
+    """Return the part of a layout that gives a picture its title and a legend over the plot."""
+    named = [trace["name"] for trace in figure["data"] if trace.get("showlegend") is not False and trace.get("name")]
+    lines = ceil(sum(56 + 6.3 * len(name) for name in named) / (WIDTH - 60)) if 1 < len(named) <= NAMES else 0
+    rows = len(figure["layout"].get("yaxis", {}).get("ticktext") or ())
+    over = TITLE + LINE * lines
+    tall = over + max(HEIGHT, 16 * rows + 40)
+    legend = {"orientation": "h", "x": 0, "xref": "container", "y": 1 - TITLE / tall, "yref": "container"}
+    return {
+        "title": {"text": f"<b>{title}</b>", "x": 0.01, "y": 1 - 14 / tall, "font": {"size": 14}},
+        "legend": legend | {"yanchor": "top", "font": {"size": 11}},
+        "showlegend": lines > 0,
+        "margin": MARGIN | {"t": over},
+        **{"width": WIDTH, "height": tall},
+    }
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
