@@ -34,7 +34,7 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
     `model` may be on the meta device, except for a correction, whose cost is measured on the first prompts. Raises
-    BadInput for a method that recomputes no selected tokens, and for one that exceeds `charged` before it recomputes any.
+    BadInput for a method that recomputes no selected tokens, and for one that exceeds `charged` before recomputation.
     """
     if not isinstance(method, Reuse) or not (method.select or (method.correct and method.correct.chooses)):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")
