@@ -29,7 +29,7 @@ def trials(counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def finding(rows: pd.DataFrame, model: str, tuned: str) -> str:
-    """Return a sentence on both modes before and after fine-tuning, with block mode's intervals; "" if a trial is missing.
+    """Return a sentence on both modes before and after fine-tuning, with block mode's intervals; "" if one is missing.
 
     It covers the first questions that both models answered in both modes.
     """
