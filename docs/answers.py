@@ -12,7 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from picture import pixels, with_palette
+from picture import with_palette
 from plotly.offline import get_plotlyjs
 
 from workbench.app.reports import html
@@ -21,9 +21,9 @@ from workbench.plots.marks import theme
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HEIGHT, TITLE, LINE = 600, 200, 34, 29  # px: of a picture, its plot, its title, a line of its legend
-COLOURS, NAMES = 32, 6  # of a picture; in a legend, of more there is none
-MANY = ("12_real_model",)  # a figure of more rows than a small picture can name
-CAPTION = "*The shipped result. Running the notebook draws it anew below and leaves this picture as it is.*"
+COLOURS, NAMES = 32, 6  # of a picture; maximum names of a legend, else there is none
+MANY = ("12_real_model",)  # more rows than a small picture can name
+CAPTION = "*The shipped result. Running the notebook draws the figure below and leaves this picture unchanged.*"
 PAGE = '<body style="margin: 0"><div id="plot"></div><script>{}</script><script>Plotly.newPlot("plot", {})</script>'
 
 
@@ -51,7 +51,7 @@ def answer(executed: Path) -> bytes:
         page.write_text(PAGE.format(get_plotlyjs(), drawn), encoding="utf-8")
         if not screenshot(page, target, WIDTH, framed["height"]):
             sys.exit(f"the picture of {executed.stem} was not drawn: it needs Chromium")
-        return with_palette(pixels(target.read_bytes()), COLOURS)
+        return with_palette(target.read_bytes(), COLOURS)
 
 
 def frame(figure: Mapping[str, Any], title: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
-from picture import pixels, with_palette
+from picture import with_palette
 from playwright.sync_api import Error, Page, sync_playwright
 
 FOLDER = Path(__file__).parent / "_static" / "tutorial"
@@ -111,7 +111,7 @@ def draw(page: Page, folder: Path) -> None:
         assert box is not None
         size = {side: min(most, box[side]) for side, most in SIZE.items()}
         picture = page.screenshot(clip={"x": box["x"], "y": box["y"], **size})
-        (folder / f"{name}.png").write_bytes(with_palette(pixels(picture)))
+        (folder / f"{name}.png").write_bytes(with_palette(picture))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
-from picture import pixels, with_palette
+from picture import with_palette
 
 from workbench import data, models, results
 from workbench.app.console.verify_page import written
@@ -268,7 +268,7 @@ def main(folder: Path = FOLDER) -> None:
         (place := Path(held, "verified.html")).write_text(verified(), encoding="utf-8")
         screenshot(place, folder / "verified.png", width=900, height=750)
     for name in ("board.png", "verified.png"):
-        (folder / name).write_bytes(with_palette(pixels((folder / name).read_bytes())))
+        (folder / name).write_bytes(with_palette((folder / name).read_bytes()))
     for name, figure in (*of_a_prompt(), *of_results(), *of_guides()):
         if figure is None:
             sys.exit(f"{name}: the shipped results hold no rows for it")
