@@ -43,9 +43,10 @@ def explorers_of(name: str, model: str) -> Any:
     """A short run of a notebook's explorers on a model."""
     written = nbformat.read(NOTEBOOKS[NAMES.index(name)], as_version=4)
     given = {"model": model, **TINY[name]}
-    if "\ntuned:" in written.cells[1].source:
+    parameters = next(cell for cell in written.cells if cell.cell_type == "code")
+    if "\ntuned:" in parameters.source:
         given["tuned"] = model
-    written.cells[1].source += "".join(f"\n{key} = {value!r}" for key, value in given.items())
+    parameters.source += "".join(f"\n{key} = {value!r}" for key, value in given.items())
     written.cells = of_explorers(written.cells)
     return written
 

@@ -67,7 +67,8 @@ def test_the_notebooks_are_there():
 def test_a_notebook_begins_with_title_parameters_and_validation(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    title, parameters, validation = notebook.cells[:3]
+    cells = [cell for cell in notebook.cells if cell.metadata.get("tags") != ["answer"]]
+    title, parameters, validation = cells[:3]
     assert title.source.startswith("# ") and len(title.source.splitlines()) >= 3
     assert parameters.metadata.tags == ["parameters"]
     assert all(cell.metadata.jupyter.source_hidden for cell in (parameters, validation)), "Lab begins with the question"
@@ -317,7 +318,7 @@ def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(folder, tmp_path):
     ],
 )
 def test_a_wrong_parameter_is_one_sentence_before_any_work(name, parameters, sentence):
-    cells = nbformat.read(at(name), as_version=4).cells[1:3]
+    cells = [cell for cell in nbformat.read(at(name), as_version=4).cells if cell.cell_type == "code"]
     namespace: dict = {}
     exec(cells[0].source, namespace)
     namespace |= parameters

@@ -73,7 +73,9 @@ def lines(
     shared: dict[str, Any] = {"x": x, "x_axis": x_axis, "y_axis": y_axis, "x_log": x_log, "y_log": y_log}
     shared |= {"percent": percent, "level": level}
     rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
-    titles = rows[panel].astype(str) if panel and not panels else rows.source.map(lambda _: "")
+    if rows.empty:
+        return None
+    titles = rows[panel].astype(str) if panel and not panels else [""] * len(rows)
     titled = all(source in title for source, title in zip(rows.source, titles, strict=True))
     marked = rows.assign(source=HERE) if titled else rows  # the legend does not repeat sources that titles name
     drawn, found = [], _panels(marked, panel, {key: key for key in given})
