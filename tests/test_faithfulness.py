@@ -108,7 +108,7 @@ def test_the_verdict_is_the_more_probable_of_yes_and_no(loaded):
             odds = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1].softmax(0)
         direct.append(bool(sum(odds[list(set(yes) - both)]) > sum(odds[list(set(no) - both)])))
     attach(model)
-    assert judge._holds(prompts) == direct
+    assert judge._entailed(prompts) == direct
 
 
 def test_claims_are_lines_and_a_model_that_says_nothing_leaves_the_answer_itself(loaded, monkeypatch):

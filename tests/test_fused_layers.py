@@ -170,7 +170,7 @@ def test_what_is_not_known_runs_as_it_is_and_says_why():
     assert "cohere" in reason_against(model_of("cohere"))
     other = model_of("cohere")
     pool = Pool(other, 9, 16)
-    refused("layers of cohere are not known", Runner, other, pool, layers="fused")
+    refused("model type is cohere", Runner, other, pool, layers="fused")
     refused(r"'fast'.*fused, compiled, model", Runner, model, pool, layers="fast")
     assert Runner(model, Pool(model, 9, 16)).layers == "model"
 
@@ -273,7 +273,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(gemm_dispatch, "_where", lambda device: "a GPU")
     monkeypatch.setattr(gemm_dispatch, "ways", lambda *_: [way])
     monkeypatch.setattr(gemm_dispatch, "timed", lambda work, weights: times[TORCH])
-    monkeypatch.setattr(gemm_dispatch, "_tried", lambda *_: times["two"])
+    monkeypatch.setattr(gemm_dispatch, "_time_of", lambda *_: times["two"])
     monkeypatch.setattr(gemm_dispatch, "LARGE", 0)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     return times

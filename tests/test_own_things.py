@@ -116,7 +116,7 @@ def notes(folder):
 def test_a_folder_without_questions_shows_an_example_that_works_when_pasted(tmp_path):
     (notes(tmp_path / "my notes") / "questions.csv").unlink()
     said = refused_command("data", tmp_path / "my notes")
-    place, example = said[said.index(str(tmp_path / "my notes/")) :].split(", a line each: ")
+    place, example = said.split("write them to ")[1].split(", a line each: ")
     Path(place).write_text(example)
     assert json.loads(example)["question"] in told("data", tmp_path / "my notes")
 

@@ -132,7 +132,7 @@ def test_a_model_that_cannot_run_a_method_is_refused_before_it_answers(name, con
 
 def engine_fits(name, logits):
     if name in CONTIGUOUS and logits is _logits("paged"):
-        refused("engine 'paged' cannot answer: by attend=chosen", logits, made(name))
+        refused("engine 'paged' cannot answer: attend=chosen", logits, made(name))
         pytest.skip("it answers from contiguous caches")
 
 

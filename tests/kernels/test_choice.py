@@ -156,7 +156,7 @@ def test_scores_are_those_of_torch_in_fp32(kernel):
     q, keys = (torch.randn(1, n, t, 64, generator=draw).to(DEVICE, dtype) for n, t in ((2, count), (1, length)))
     rows = torch.arange(length - count, length, device=DEVICE)
     if kernel is choose_bfla:
-        made = choose_bfla._launch(choose_bfla.configure(dtype), q, keys, rows[None], block, part)
+        made = choose_bfla._scores(choose_bfla.configure(dtype), q, keys, rows[None], block, part)
         expected = tile_selection.bfla(q[0], keys[0], block, part)
     elif kernel is choose_xattention:
         made = choose_xattention._weights(choose_xattention.configure(dtype), q, keys, rows[None], block, part)

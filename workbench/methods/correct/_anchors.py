@@ -46,7 +46,7 @@ class Corrected:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class AnchorMatch:
     """The comparison of a passage with the anchors of its place.
 
     weights  [2, A, n] fp32 for keys and values, by which offsets are averaged
@@ -86,7 +86,7 @@ def usable_anchors(rule: Rule, lengths: list[int]) -> list[list[Anchor]]:
 
 def meet(
     far: Tensor, lengths: list[int], usable: list[list[Anchor]], threshold: float, temperature: float
-) -> list[Comparison]:
+) -> list[AnchorMatch]:
     """Compare passages with anchors by the distances `far` [3, A, N] of their tokens. Synchronizes with the GPU."""
     weights = (-far[:2] / temperature).softmax(1).split(lengths, 2)
     squares = torch.stack([part.sum(1) for part in far[2].cpu().split(lengths, 1)])
@@ -96,7 +96,7 @@ def meet(
     order = similarity.sort(1, descending=True)
     used = order.values.cumsum(1) - order.values < NUCLEUS
     some = [best[taken].tolist() if each else [] for best, taken, each in zip(order.indices, used, near, strict=True)]
-    return [Comparison(*one) for one in zip(weights, near, some, strict=True)]
+    return [AnchorMatch(*one) for one in zip(weights, near, some, strict=True)]
 
 
 def keep(anchors: list[Anchor], new: Anchor, most: int) -> None:
