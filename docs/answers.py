@@ -22,14 +22,13 @@ from workbench.plots.marks import theme
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HEIGHT, TITLE, LINE = 600, 200, 34, 29  # px: of a picture, its plot, its title, a line of its legend
 COLOURS, NAMES = 32, 6  # of a picture; maximum names of a legend, else there is none
-MANY = ("12_real_model",)  # more rows than a small picture can name
 CAPTION = "*The shipped result. Running the notebook draws the figure below and leaves this picture unchanged.*"
 PAGE = '<body style="margin: 0"><div id="plot"></div><script>{}</script><script>Plotly.newPlot("plot", {})</script>'
 
 
 def main(report: Path = ROOT / "runs" / "report") -> None:
-    """Put the picture of every notebook but those in `MANY` into its cell tagged `answer`."""
-    for notebook in sorted(path for path in (ROOT / "notebooks").glob("*.ipynb") if path.stem not in MANY):
+    """Put the picture of every notebook into its cell tagged `answer`."""
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         png = base64.b64encode(answer(report / notebook.stem / notebook.name)).decode()
         cells = (content := json.loads(notebook.read_text(encoding="utf-8")))["cells"]
         own = [cell for cell in cells if html.ANSWER not in cell["metadata"].get("tags", [])]

@@ -25,13 +25,15 @@ RATIO = re.compile(r" at \d+%$")  # of a name
 DASHES = ("solid", "dot", "dash")
 
 
-def of_results(found: Results, budget: float, model: str = "", data: str = "", by: str = "") -> go.Figure | None:
+def of_results(
+    found: Results, budget: float, model: str = "", data: str = "", by: str = "", most: int = MOST
+) -> go.Figure | None:
     """Draw which methods differ significantly within a charged budget; None for fewer than three methods.
 
-    `by` is the ranking measure, as in `boards`.
+    `by` is the ranking measure, as in `boards`; at most the first `most` methods are drawn.
     """
     try:
-        return critical(boards(found, (budget,), by, model, data, least=3)[0])
+        return critical(boards(found, (budget,), by, model, data, least=3)[0], most)
     except BadInput:
         return None
 
@@ -52,9 +54,9 @@ def said(entry: Standing) -> str:
     return METHODS[name].title + entry.method.removeprefix(name) if name in METHODS else in_words(entry.fields)
 
 
-def critical(board: Board) -> go.Figure:
+def critical(board: Board, most: int = MOST) -> go.Figure:
     """Draw average ranks; bars join methods that paired tests do not distinguish (a critical-difference diagram)."""
-    entries = board.entries[:MOST]
+    entries = board.entries[:most]
     fig = go.Figure()
     place = {entry.method: at for at, entry in enumerate(entries)}
     places = [entry.average_rank or 0 for entry in entries]
@@ -98,8 +100,8 @@ def critical(board: Board) -> go.Figure:
     )
     caption = "Bars at the right join methods that paired Wilcoxon tests do not distinguish at the 5% level, after Holm"
     caption += "" if board.ranks.friedman is None else f" (Friedman p = {board.ranks.friedman:.2g})"
-    if len(board.entries) > MOST:
-        caption = f"The best {MOST} of {len(board.entries)} methods. {caption}"
+    if len(board.entries) > most:
+        caption = f"The best {most} of {len(board.entries)} methods. {caption}"
     caption += ". Nemenyi's critical difference: "
     return finish(
         fig,
