@@ -179,6 +179,7 @@ def test_answers_may_be_missing_or_numbers_and_cells_apart_by_semicolons(tmp_pat
         ("a.jsonl", b"\xff\xfe\x00", "a.jsonl cannot be read: it is no UTF-8"),
         ("a.xml", b"x", r"ends in \.json"),
         ("gone.jsonl", None, "no such file"),
+        ("empty.csv", b"", "is empty"),
         ("no-such-set", None, "unknown data 'no-such-set': allowed are lab"),
         ("x", None, "unknown data"),
     ],

@@ -98,6 +98,8 @@ def _rows(path: Path) -> Iterator[Record]:
 
     if not is_file(path):
         raise BadInput(f"{brief(path)}: no such file")
+    if not path.stat().st_size:
+        raise BadInput(f"{brief(path)} is empty: a row of column names and one per question are needed")
     try:
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
