@@ -37,6 +37,7 @@ CELLS = {
     "explore_latency": "explore.latency(loaded, sample)",
     "explore_sparse": "explore.sparse(loaded, sample, tile=16)",
     "explore_tradeoff": TRIALS + "explore.tradeoff(tried)",
+    "explore_store": "explore.store(Trial('lab-full', samples=24, mode='block', receipt=True).run(loaded=loaded))",
 }
 SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},  # renders all cells

@@ -83,13 +83,23 @@ def times(n: int, least: float, most: float) -> Quantiles:
 def test_a_speedup_is_claimed_from_enough_requests_whose_ends_leave_no_doubt(records, n, most, claims):
     kept = [reading.read(records / name)[0] for name in ("full", "block")]
     ends = (times(n, 1.0, 1.2), times(n, 0.2, most))
-    timed = [
-        replace(run, record=replace(run.record, ttft_s=end), scores={**run.scores, "ttft_n": n, "ttft_p50": end.p50})
-        for run, end in zip(kept, ends, strict=True)
-    ]
+
+    def timed_as(ends):
+        return [
+            replace(
+                run, record=replace(run.record, ttft_s=end), scores={**run.scores, "ttft_n": n, "ttft_p50": end.p50}
+            )
+            for run, end in zip(kept, ends, strict=True)
+        ]
+
+    timed = timed_as(ends)
     assert ("faster" in words(compared(timed))) == claims
     (row,) = (row for row in compared(timed).costs() if row["run"] != timed[0].name)
     assert (row["ttft_low"], row["ttft_high"]) == (pytest.approx(1.0 / most), pytest.approx(1.2 / 0.2))
+    back = words(compared(timed_as(ends[::-1])))
+    assert ("slower" in back and "3.33 to 6.00 times" in back) == claims, (
+        "the ends of a ratio are those of its direction"
+    )
 
 
 def test_full_attention_of_two_models_is_not_compared_by_what_each_is_measured_beside():

@@ -119,10 +119,8 @@ ANSWERED = {
     "Cache-Craft's choice, 10 neighbours": ("with_neighbours(n=10, search=exact)", "inter_attention"),
     "full attention": ("independent", "none"),
 }
-PLAIN, PREPARED = (
-    "blocks cached independently",
-    "FusionRAG, 10 neighbours, 15% recomputed",
-)  # mentioned above the tables
+# Methods that are mentioned above the tables.
+PLAIN, PREPARED = "blocks cached independently", "FusionRAG, 10 neighbours, 15% recomputed"
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

@@ -22,13 +22,7 @@ from workbench.methods.method_fields import check_mode, check_ratio
 from workbench.methods.presets import options
 
 SWITCH = {"true": True, "false": False}
-OWN = (
-    "as_json",
-    "out",
-    "sparse_args",
-    "method_file",
-    "details",
-)  # options of `workbench trial` that are not fields of a trial
+OWN = ("as_json", "out", "sparse_args", "method_file", "details")  # options of `trial` that are no fields of one
 
 CLUSTER = (
     "Run trials on a Dask cluster: local (--jobs workers), slurm, kubernetes, ssh:HOST,HOST, "

@@ -58,7 +58,7 @@ def check_given(command: Any, here: bool) -> None:
 def refuse_unfit(name: str, command: Any, args: Sequence[str]) -> None:
     """Raise BadInput for an output that is empty (typer would use the current folder) or also an input.
 
-    Also for an option of `prepare` that belongs into `--prepare`.
+    Also for an option of `prepare` that belongs in `--prepare`.
     """
     named = {option for param in command.params for option in param.opts}
     if "--prepare" in named and (odd := {arg.partition("=")[0] for arg in args} & NEIGHBOURS - named):

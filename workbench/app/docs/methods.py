@@ -256,11 +256,8 @@ def _added() -> list[str]:
 
 
 FOLDERS = "core kernels data models engine store methods metrics results experiments training plots app".split()
-COMMANDS = (
-    "workbench.app.commands",
-    "workbench.app.leaderboard.command",
-    "workbench.app.training",
-)  # documented by `--help`
+# Documented by `--help`.
+COMMANDS = ("workbench.app.commands", "workbench.app.leaderboard.command", "workbench.app.training")
 MODULE = "## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n   :ignore-module-all:\n```"
 
 

@@ -21,14 +21,8 @@ SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
 READ = "docs/**/*.md docs/**/*.css docs/**/*.svg docs/**/*.png docs/*.py workbench/**/*.py kernels/**/*.py".split()
 READ += "workbench/plots/pages/* data/benchmarks/*/trial@*.parquet data/benchmarks/*/methods@*.parquet".split()
-OTHER = (
-    "__pycache__",
-    "*.json",
-    "picture.py",
-    "measured.py",
-    "tutorial.py",
-    "explorers.py",
-)  # files of docs/ that are not pages
+# Files of docs/ that are not pages.
+OTHER = ("__pycache__", "*.json", "answers.py", "explorers.py", "measured.py", "picture.py", "tutorial.py")
 STAMP = ".built_from"
 BOARDS, BUDGET = "leaderboard.html", 0.15  # page of shipped results; charged share of its tables
 LIMIT_S = 120  # maximum wait of a report

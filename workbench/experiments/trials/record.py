@@ -19,6 +19,7 @@ from workbench.metrics.quality import Quality
 if TYPE_CHECKING:
     import torch
 
+# Missing in records of earlier versions.
 LATER = (
     "faithfulness",
     "rows_charged",
@@ -29,7 +30,7 @@ LATER = (
     "receipts",
     "engine",
     "ttft_full_s",
-)  # missing in records of earlier versions
+)
 FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
 
 

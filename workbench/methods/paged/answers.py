@@ -305,7 +305,7 @@ class PagedAnswers:
         best = torch.stack(rows).float().max(-1)
         values, likeliest = torch.stack((best.values.double(), best.indices.double())).tolist()
         if not all(map(isfinite, values)):
-            raise BadInput("logits of a request hold nan or infinity: its keys, values or weights are damaged")
+            raise BadInput("logits of a request contain nan or infinity: its keys, values or weights are corrupt")
         tokens = [
             request.choose(row, request.random) if request.choose.temperature else int(token)
             for request, row, token in zip(group, rows, likeliest, strict=True)

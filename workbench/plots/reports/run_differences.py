@@ -1,4 +1,4 @@
-"""Differences of runs from one of them: a panel a score, a row a run, with intervals; and the same in sentences."""
+"""Differences of runs from a base run: one panel per score, one row per run, with intervals; and in sentences."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
@@ -17,14 +17,14 @@ from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escaped, fini
 from workbench.plots.reports.findings import times
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
-FOREMOST = ("em", "f1", "contains", "kl", "nll")  # of these the one that tells most is told first
+FOREMOST = ("em", "f1", "contains", "kl", "nll")  # the most telling of these comes first
 CHEAPER = {"ttft_p50": ("faster", "slower"), "rows_computed": ("fewer", "as many")}
 
 
 def differences(found: RunComparison, titled: bool = True) -> go.Figure:
     """Draw the differences of all runs to the base, at most 40 runs; rings are differences without an interval.
 
-    Unless `titled`, a page says above the figure what is found.
+    Unless `titled`, the page states the finding above the figure.
     """
     scores = list(dict.fromkeys(each.score for each in found.differences))[:12]
     runs = list(dict.fromkeys(each.run for each in found.differences))[:ROWS]
@@ -83,7 +83,7 @@ def _mark(each: RunDifference, at: int) -> go.Scatter:
 
 
 def said(found: RunComparison) -> list[str]:
-    """Say for every run, at most three, what its most telling score and its costs show; a sentence each."""
+    """Return one sentence per run, for at most three: its most telling score and its costs."""
     costs = {row["run"]: row for row in found.costs()}
     runs = [run for run in found.runs if run is not found.base]
     parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
@@ -99,7 +99,7 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
     for cost, (less, more) in CHEAPER.items():
         ratio = costs[f"{cost}_ratio"]
         if cost == "ttft_p50" and computed is not None and abs(computed - 1) <= latency.SAME_WORK:
-            continue  # as many tokens computed: what is left is noise of the clock
+            continue  # as many tokens computed: the difference is timing noise
         if cost == "ttft_p50" and (costs["ttft_n"] or latency.CLAIMED) < latency.CLAIMED:
             continue  # too few requests were timed to claim anything
         if ratio and abs(ratio - 1) > 0.005:
@@ -108,16 +108,17 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
             if cost == "ttft_p50" and costs["ttft_low"] is not None:
                 low, high = costs["ttft_low"], costs["ttft_high"]
                 if low <= 1 <= high:
-                    continue  # the slowest of one side overlaps with the fastest of the other
-                unit = f" ({low:.3g} to {high:.3g} times as fast, {costs['ttft_n']:.0f} requests)"
+                    continue  # the intervals of the two sides overlap
+                low, high = (1 / high, 1 / low) if high < 1 else (low, high)  # as the ratio before it: at least 1
+                unit = f" ({low:.2f} to {high:.2f} times, {costs['ttft_n']:.0f} requests)"
             words.append(f"{what} {times(1 / ratio, less, more)}{unit}")
     return f"{found[0].run}: {'; '.join(words)}."
 
 
 def telling(found: Sequence[RunDifference]) -> RunDifference:
-    """Return the difference that tells most: the widest beside its interval, of those that show (`paired.too_few`).
+    """Return the most telling difference: the largest relative to its interval, if significant (`paired.too_few`).
 
-    Losses come before gains; the first difference where none shows.
+    Losses come before gains; the first difference if none is significant.
     """
     wide = [each for each in found if each.low and each.high and not each.low <= 0 <= each.high]
     known = [each for each in wide if not _few(each)] or wide
@@ -139,7 +140,7 @@ def _better(each: RunDifference) -> bool:
 
 
 def sentence(each: RunDifference) -> str:
-    """Say one difference: which way it goes, and whether its interval leaves that open."""
+    """Describe one difference: its direction, and whether its interval includes 0."""
     measure = measure_of(each.score)
     words, gap = measure.words.split(", nats")[0], f"{measure.say_gap(each.difference)}{measure.unit}"
     if each.low is None or each.high is None:
