@@ -20,7 +20,7 @@ from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving import MODES, NoRoom, Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
-from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine
+from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
 from workbench.methods.serving.tickets import Ticket
 from workbench.methods.sparse.random import RandomTiles
 from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore, fingerprint, key_of
@@ -86,6 +86,17 @@ def test_requests_end_in_the_order_in_which_their_blocks_arrive():
     assert sorted(range(3), key=ended.__getitem__) == [1, 2, 0]
     order = [event.request for event in events if event.what == "finish"]
     assert order == ["1", "2", "0"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_requests_that_read_no_blocks_are_computed_in_the_order_of_their_arrival(mode):
+    clock = SimulatedClock()
+    events = Events(clock)
+    slower_first = SimulatedLoaders(len(PROMPTS), lambda ticket: float(len(PROMPTS) - ticket.number), clock, events)
+    engine = ContiguousEngine(MODEL, Letters(), MemoryStore(), "full")
+    ran(engine, mode, 2, loaders=slower_first, events=events, batch=1)
+    first = [event.request for event in events if event.what == "first_token"]
+    assert first == [f"{number}" for number in range(len(PROMPTS))]
 
 
 def test_a_request_joins_those_that_are_decoded():

@@ -128,6 +128,10 @@ class ContiguousEngine(OnHost):
         tiers = sorted({lookup.tier for lookup in read})
         return {"bytes": sum(lookup.bytes for lookup in read), "tier": ", ".join(tiers)}
 
+    def admit(self, ticket: Ticket) -> dict[str, Any] | None:
+        """Admit a request at once if the method reads no blocks; such requests are computed in order of arrival."""
+        return None if isinstance(self._method, Reuse) else self.load(ticket)
+
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
         """Compute the first tokens in one packed forward pass."""
         for ticket in tickets:
