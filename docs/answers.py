@@ -16,7 +16,7 @@ from picture import with_palette
 from plotly.offline import get_plotlyjs
 
 from workbench.app.reports import html
-from workbench.app.reports.thumbnail import MARGIN, picture, screenshot, small, still
+from workbench.app.reports.thumbnail import MARGIN, picture, screenshot, shrink_figure, without_interaction
 from workbench.plots.marks import theme
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ def main(report: Path = ROOT / "runs" / "report") -> None:
 def answer(executed: Path) -> bytes:
     """Return the PNG of the main figure of an executed notebook: its first panel, with title and legend."""
     figure = picture(executed)["figure"]
-    whole = next(each for each in html.figures(executed) if small(still(each)) == figure)
+    whole = next(each for each in html.figures(executed) if shrink_figure(without_interaction(each)) == figure)
     with tempfile.TemporaryDirectory() as folder:
         page, target = Path(folder, "answer.html"), Path(folder, "answer.png")
         framed = figure["layout"] | frame(figure, theme.unframed(whole)[0]["title"])

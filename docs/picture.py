@@ -12,7 +12,7 @@ from PIL import Image
 
 from workbench import data, explore, models
 from workbench.app.explore.editor import html
-from workbench.app.explore.editor.choices import Wanted
+from workbench.app.explore.editor.choices import EditorRequest
 from workbench.app.explore.editor.grid import PromptPage
 from workbench.app.notebooks import notebook
 from workbench.app.reports.thumbnail import screenshot
@@ -23,7 +23,7 @@ SOONER = 0.6  # share of full attention's TTFT that the recomputed column may ta
 
 def shows(page: PromptPage) -> bool:
     """Return whether full attention is right, plain reuse wrong, and the recomputed column right and faster."""
-    wanted = Wanted.of(page.data["wanted"])
+    wanted = EditorRequest.of(page.data["wanted"])
     recomputed, reuse = (page.result(column) for column in wanted.columns)
     answers, seconds = recomputed["answers"], recomputed["bill"]["seconds"]["method"]
     rights = [answers["full"]["right"], reuse["answers"]["method"]["right"], answers["method"]["right"]]

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from picture import with_palette
 
 from workbench import data, models, results
-from workbench.app.console.verify_page import written
+from workbench.app.console.verify_page import verification_html
 from workbench.app.leaderboard.page import page
 from workbench.app.reports.figure_files import write_figure
 from workbench.app.reports.thumbnail import screenshot
@@ -29,9 +29,9 @@ from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
 from workbench.plots.attention.masks import compare_masks
 from workbench.plots.kv.deviation import token_map
 from workbench.plots.marks import chart, table, theme
-from workbench.plots.marks.method_names import named, sparse_look
+from workbench.plots.marks.method_names import sparse_look, with_method_names
 from workbench.plots.marks.styles import BASELINES, SCHEDULERS, SELECTORS
-from workbench.results import expanded
+from workbench.results import expand_settings
 from workbench.store import MemoryStore
 
 for module in (chart, table, theme):
@@ -64,7 +64,7 @@ def of_a_prompt() -> Iterator[tuple[str, go.Figure | None]]:
     view = of_sample(sample, "a sample of lab (seed 4)", tokenizer, layout)
     rules = {"Full attention": causal, "Blocks cached independently": block_attention(view.prompt)}
     yield "masks", compare_masks(rules, view, cached=[], own="")
-    cached = prepare.named("independent")(model, [view.prompt], MemoryStore(1 << 30))
+    cached = prepare.from_spec("independent")(model, [view.prompt], MemoryStore(1 << 30))
     kv = assemble(model, view.prompt, *cached)
     gaps = context_gaps([kv], [full_attention_kv(model, view.prompt)], [view.prompt])
     yield "between", token_map({"cached alone": gaps[0]}, view, about=f"lab-full, {device_name(model.device)}")
@@ -125,7 +125,7 @@ def _positions(found: results.Results) -> go.Figure | None:
     alone = alone[(alone["mode"] == "block") & (alone.prepare == "independent") & (alone.positions != "shared")]
     by = ["source", "model", "data", "positions"]
     alone = alone[alone.model == MODEL].drop_duplicates([*by, "question"])
-    gaps = results.paired(alone, lambda rows: rows.positions == "re-encoded", "kl", by, within=by[:3])
+    gaps = results.paired_differences(alone, lambda rows: rows.positions == "re-encoded", "kl", by, within=by[:3])
     gaps = gaps[gaps.positions == "naive"]
     return chart.dot_plot(
         gaps.assign(name="questions of " + gaps.data).sort_values("value"),
@@ -138,10 +138,12 @@ def _positions(found: results.Results) -> go.Figure | None:
 
 
 def _sparse(found: results.Results) -> go.Figure | None:
-    counts = named(found.counts("trial"))
+    counts = with_method_names(found.counts("trial"))
     told = (counts.model == PRETRAINED) & (counts.kind == "all")
     kept = counts[told & counts.rule.isin(["bfla", "xattention", "random"])]
-    kept = results.mainly(results.beside(kept[kept.measure.isin(["kl", "density"])], "density"), "data")
+    kept = results.most_frequent(
+        results.with_trial_measure(kept[kept.measure.isin(["kl", "density"])], "density"), "data"
+    )
     return chart.lines(
         kept[kept.measure == "kl"],
         x="density",
@@ -155,7 +157,7 @@ def _sparse(found: results.Results) -> go.Figure | None:
 
 
 def _times(found: results.Results) -> go.Figure | None:
-    bench = expanded(found.timings("bench"), "report", "context", "tokens")
+    bench = expand_settings(found.timings("bench"), "report", "context", "tokens")
     asked = bench[(bench.report == "question") & bench.candidate.str.match(r"ours$|transformers")]
     asked = asked[asked.workload == asked.workload.iloc[-1]]
     names = asked.candidate.map(BASELINES.name_of).where(asked.candidate != "ours")
@@ -170,10 +172,10 @@ def _times(found: results.Results) -> go.Figure | None:
 def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
     """Yield the figures that the guide's commands draw from shipped results."""
     found = results.read()
-    answers, by = named(found.answers("trial")), ["source", "model", "data", "name", "select"]
+    answers, by = with_method_names(found.answers("trial")), ["source", "model", "data", "name", "select"]
     asked = (answers.model == MODEL) & (answers.data == DATA) & (answers.passages == 10) & (answers.training_seed == 0)
     asked = answers[asked & answers.kl.notna() & answers.name.isin(COMPARED)].drop_duplicates([*by, "question"])
-    gaps = results.paired(asked, lambda rows: rows.name == COMPARED[0], "kl", by, within=by[:3])
+    gaps = results.paired_differences(asked, lambda rows: rows.name == COMPARED[0], "kl", by, within=by[:3])
     yield (
         "compare",
         chart.dot_plot(
@@ -240,7 +242,7 @@ def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
 def verified() -> str:
     """Return the page of `workbench verify --html` for lab-full."""
     loaded = models.load("lab-full")
-    return written(
+    return verification_html(
         verify_model(loaded.model, loaded.layout.prompts(data.load("lab", 3, 0, 6), loaded.tokenizer), "lab-full")
     )
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.tiling import tile_selection
-from workbench.core.tiling.tile_selection import TileRule, kept
+from workbench.core.tiling.tile_selection import TileRule, tiles_kept_by
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._select.keep import carry_out, fits
 from workbench.kernels._select.vectors import products
@@ -40,7 +40,7 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int) 
     """Compute the result in torch, scores in fp32."""
     length, group = keys.shape[2], q.shape[1] // keys.shape[1]
     scores = (tile_selection.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
-    return torch.stack([kept(*one, length, rule, group, True) for one in zip(scores, rows, strict=True)])
+    return torch.stack([tiles_kept_by(*one, length, rule, group, True) for one in zip(scores, rows, strict=True)])
 
 
 @jit

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.tiling import tile_selection
-from workbench.core.tiling.tile_selection import TileRule, kept
+from workbench.core.tiling.tile_selection import TileRule, tiles_kept_by
 from workbench.kernels._select.keep import carry_out, fits
 from workbench.kernels._shared.attention import LOG2E, Config, rows_first
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
@@ -53,7 +53,7 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
     choices = []
     for queries, own_keys, at in zip(q, keys, rows, strict=True):
         scores = tile_selection.flash_prefill(queries, own_keys, at, rule.block)
-        choices.append(kept(scores, at, keys.shape[2], rule, logits=True))
+        choices.append(tiles_kept_by(scores, at, keys.shape[2], rule, logits=True))
     return torch.stack(choices)
 
 

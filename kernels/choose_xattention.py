@@ -23,7 +23,7 @@ from torch import Tensor
 
 import workbench.kernels._select.hopper as on_hopper
 from workbench.core.tiling import tile_selection
-from workbench.core.tiling.tile_selection import TileRule, kept
+from workbench.core.tiling.tile_selection import TileRule, tiles_kept_by
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._select.keep import carry_out, fits
 from workbench.kernels._select.vectors import products
@@ -53,7 +53,7 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int
         q, keys = tile_selection.in_float8(q), tile_selection.in_float8(keys)
     for queries, own_keys, at in zip(q, keys, rows, strict=True):
         weights = tile_selection.xattention(queries, own_keys, at, rule.block, stride)
-        choices.append(kept(weights, at, keys.shape[2], rule))
+        choices.append(tiles_kept_by(weights, at, keys.shape[2], rule))
     return torch.stack(choices)
 
 

@@ -59,7 +59,7 @@ def python():
 
     from workbench.app.notebooks import forked
 
-    with forked.served(os.environ | {"OMP_NUM_THREADS": "1"}, MODULES) as command:
+    with forked.serve_forks(os.environ | {"OMP_NUM_THREADS": "1"}, MODULES) as command:
         yield command
 
 
@@ -69,7 +69,7 @@ def forked_workers(python):
     from workbench.app.notebooks import forked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forked, "served", lambda *_: nullcontext(python))
+        patch.setattr(forked, "serve_forks", lambda *_: nullcontext(python))
         yield
 
 

@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from tests.random_models import prompt_of
 from workbench.core.blocks import Prompt
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.plots.marks.theme import TEMPLATE, WIDTH
 
 PROMPT = prompt_of(3, 5, 4)
@@ -13,7 +13,7 @@ PROMPT = prompt_of(3, 5, 4)
 def view_of(prompt: Prompt = PROMPT, answers: tuple[str, ...] = ("Wilby",), supporting: tuple[int, ...] = (1,)):
     pieces = tuple(f"piece {i}" for i in range(len(prompt.blocks)))
     tokens = [f"t{i}" for i in range(len(prompt))]
-    return Reading(prompt, tokens, "sample 1 of lab", "Where is Ada?", answers, supporting, pieces)
+    return PromptView(prompt, tokens, "sample 1 of lab", "Where is Ada?", answers, supporting, pieces)
 
 
 def check(fig: go.Figure, said: dict[str, str], *, noticed: bool = True) -> str:

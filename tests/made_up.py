@@ -37,7 +37,9 @@ def report(name: str) -> dict[str, Any]:
 def bench(folder: Path, name: str) -> None:
     """Write the report of a kernel or model as `workbench bench` does."""
     head = report(name)
-    bench_reports.write(folder, head, {work["name"]: bench_reports.measured(work, head) for work in head["workloads"]})
+    bench_reports.write(
+        folder, head, {work["name"]: bench_reports.merge_measured(work, head) for work in head["workloads"]}
+    )
 
 
 def _work(name: str, work: str, shape: dict[str, Any], flops: float, moved: float) -> dict[str, Any]:

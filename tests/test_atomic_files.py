@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from tests.random_models import model_of
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import earlier, folder_atomically, write_atomically, write_text
+from workbench.core.utils.files import folder_atomically, old_folder_path, write_atomically, write_text
 from workbench.methods import seer_gate
 from workbench.training import common, run_folder
 from workbench.training.common import Progress, Training
@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_moved_gives_the_earlier_one_back(tmp_path, monk
         (partial / "weights").write_text("before")
 
     def rename_aside_only(self, target):
-        if self != path and target == path and self != earlier(path):
+        if self != path and target == path and self != old_folder_path(path):
             raise OSError("no")
         return rename(self, target)
 
@@ -75,7 +75,7 @@ def test_a_folder_that_cannot_be_moved_gives_the_earlier_one_back(tmp_path, monk
 
 def test_a_folder_that_a_killed_process_set_aside_is_removed_only_behind_the_next_one(tmp_path):
     path = tmp_path / "model"
-    earlier(path).mkdir()
+    old_folder_path(path).mkdir()
     with pytest.raises(BadInput, match="full"), folder_atomically(path):
         raise OSError("full")
     assert names(tmp_path) == [".model.old"]
@@ -89,7 +89,7 @@ def test_a_gate_that_cannot_be_written_leaves_the_earlier_one_alone(tmp_path, mo
         Path(path).write_bytes(b"half")
         raise OSError("disk full")
 
-    gate, path = seer_gate.new(model_of("llama"), 8, 16), tmp_path / "gate.safetensors"
+    gate, path = seer_gate.new_gate(model_of("llama"), 8, 16), tmp_path / "gate.safetensors"
     gate.save(path)
     before = path.read_bytes()
     monkeypatch.setattr(seer_gate, "save_file", save_half)

@@ -19,7 +19,7 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
-from workbench.engine.attention_backends.choice import backend_for, named
+from workbench.engine.attention_backends.choice import backend_for, backend_named
 from workbench.engine.chunked import prefill_chunked
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill
@@ -96,7 +96,7 @@ def test_kernels_compute_what_torch_computes(kernel, again):
     """The question over cached blocks, some of whose tokens are computed again."""
     rows, kv = torch.cat((torch.tensor(sorted(again), dtype=torch.long), PROMPT.question)), reused()
     expected = prefill(MODEL, PROMPT.tokens, Plan(rows), kv.clone())
-    got = prefill(MODEL, PROMPT.tokens, Plan(rows, backend=named(kernel)), kv)
+    got = prefill(MODEL, PROMPT.tokens, Plan(rows, backend=backend_named(kernel)), kv)
     torch.testing.assert_close(got.logits, expected.logits, **CLOSE)
     assert set(got.backends.values()) == {kernel} and set(expected.backends.values()) == {"torch"}
 
@@ -116,12 +116,12 @@ COMPACT = Compact(over=BigBird(block=16, share=0.2), heads=2)
 def test_tiles_are_carried_out_by_a_kernel(rows, chosen):
     kv = reused()
     expected = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=chosen), kv.clone()).logits
-    step = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=chosen, backend=named("tile_attention")), kv)
+    step = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=chosen, backend=backend_named("tile_attention")), kv)
     torch.testing.assert_close(step.logits, expected, **CLOSE)
 
 
 def test_chunks_say_what_ran():
-    plan = Plan(torch.arange(len(PROMPT)), backend=named("tile_attention"))
+    plan = Plan(torch.arange(len(PROMPT)), backend=backend_named("tile_attention"))
     step = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, plan, empty(MODEL, len(PROMPT))), 30, logits_to_keep=1)
     assert step.backends == dict.fromkeys(range(3), "tile_attention")
     expected = prefill(MODEL, PROMPT.tokens, Plan(plan.rows), empty(MODEL, len(PROMPT)), logits_to_keep=1).logits
@@ -143,19 +143,19 @@ def quoka(q, k, rows, site):
 )
 def test_a_kernel_that_cannot_do_what_is_asked_is_refused(kernel, plan, words):
     with pytest.raises(BadInput, match=words):
-        prefill(MODEL, PROMPT.tokens, Plan(torch.arange(69), **plan, backend=named(kernel)), empty(MODEL, 69))
+        prefill(MODEL, PROMPT.tokens, Plan(torch.arange(69), **plan, backend=backend_named(kernel)), empty(MODEL, 69))
 
 
 def test_a_sliding_window_is_refused_before_any_work():
     model, kv = model_of("mistral-window").to(DEVICE), None
     kv = empty(model, 69)
     with pytest.raises(BadInput, match="sliding window"):
-        prefill(model, PROMPT.tokens, Plan(torch.arange(69), backend=named("tile_attention")), kv)
+        prefill(model, PROMPT.tokens, Plan(torch.arange(69), backend=backend_named("tile_attention")), kv)
     assert not kv.keys[0].any()
 
 
 def test_an_unknown_name_is_refused():
-    refused("tile_attention", named, "no_such")
+    refused("tile_attention", backend_named, "no_such")
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/test_engine_gpu.py does it on a GPU")

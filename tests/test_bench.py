@@ -21,7 +21,7 @@ from workbench.app.commands import bench as command
 from workbench.experiments import bench, bench_reports
 from workbench.experiments.bench import baselines, timing
 from workbench.experiments.bench.kernels import page_workloads, workloads
-from workbench.experiments.bench.kernels.check import check, fresh, stretched
+from workbench.experiments.bench.kernels.check import check, redraw_inputs, spread_last_head
 from workbench.experiments.bench.kernels.workloads import KernelWorkload, variants
 from workbench.experiments.bench.run import driver, entry
 
@@ -49,8 +49,8 @@ def test_times_are_refused_without_a_gpu(tmp_path):
 def test_an_unknown_kernel_or_baseline_is_named():
     done = invoke("no_such", "--check")
     assert done.exit_code == 2 and "no_such" in done.stderr and "tile_attention" in done.stderr
-    refused("no_such", baselines.chosen, "flash,no_such")
-    assert baselines.chosen("all") == list(baselines.NAMES)
+    refused("no_such", baselines.select_names, "flash,no_such")
+    assert baselines.select_names("all") == list(baselines.NAMES)
 
 
 def test_workloads_are_not_chosen_for_a_check_which_goes_through_all_cases():
@@ -67,7 +67,7 @@ def test_a_process_of_its_own_checks_every_case_of_a_kernel_without_a_gpu():
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     verdicts = [json.loads(line) for line in done.stdout.splitlines()]  # nothing else is on stdout
-    assert len(verdicts) >= len(list(bench.named("silu_and_mul").cases()))
+    assert len(verdicts) >= len(list(bench.workload_module("silu_and_mul").cases()))
     assert all(verdict["right"] for verdict in verdicts)
 
 
@@ -120,13 +120,13 @@ def test_a_choice_may_differ_in_few_places_only():
 
 
 def test_stretched_and_fresh_cases_are_the_same_cases():
-    case = next(iter(bench.named("tile_attention").cases()))
-    again = fresh(case, 0)
+    case = next(iter(bench.workload_module("tile_attention").cases()))
+    again = redraw_inputs(case, 0)
     assert again[1].stride() == case[1].stride() and not torch.equal(again[1], case[1])
     assert again[3] is case[3]  # rows stay
     q = torch.randn(1, 2, 3, 8)
     meta = [torch.empty(1, 2, 3, 8, device="meta") for _ in range(2)]
-    wide = stretched((q, *meta))
+    wide = spread_last_head((q, *meta))
     assert wide[1].shape == (1, 2, 3, 8) and wide[1].stride(1) >= 1 << 31
 
 
@@ -157,11 +157,15 @@ def test_workloads_can_be_carried_out(kernel, monkeypatch):
 def test_every_variant_is_taken_by_its_kernel():
     for kernel in WORKLOADS:
         for variant in variants(kernel):
-            assert set(variant) <= set(signature(bench.named(kernel).launch).parameters), (kernel, variant)
+            assert set(variant) <= set(signature(bench.workload_module(kernel).launch).parameters), (kernel, variant)
 
 
 def test_a_baseline_that_cannot_run_is_reported_and_the_others_are_timed(monkeypatch):
-    taken = {"ours": timing.of([1.0, 2.0, 3.0]), "flash": timing.of([4.0] * 20), "cudnn": "RuntimeError: no"}
+    taken = {
+        "ours": timing.summarise_ms([1.0, 2.0, 3.0]),
+        "flash": timing.summarise_ms([4.0] * 20),
+        "cudnn": "RuntimeError: no",
+    }
     monkeypatch.setattr(
         "workbench.experiments.bench.run.measure", lambda candidates: {name: taken[name] for name in candidates}
     )
@@ -252,9 +256,9 @@ def test_a_row_of_an_earlier_run_is_kept_with_the_dense_time_of_that_run(tmp_pat
 
     def written(*rows):
         work = {"name": "a", "shape": {}, "flops": 1.0, "bytes": 1.0, "floor_ms": 1.0, "contestants": rows}
-        earlier = bench_reports.before(tmp_path, "chunked", "H200").get("a", ((), ()))
-        bench_reports.write(tmp_path, head, {"a": bench_reports.measured(work, head, earlier)})
-        found = results.expanded(results.read(tmp_path).table("timings", "bench"), "own")
+        earlier = bench_reports.earlier_workloads(tmp_path, "chunked", "H200").get("a", ((), ()))
+        bench_reports.write(tmp_path, head, {"a": bench_reports.merge_measured(work, head, earlier)})
+        found = results.expand_settings(results.read(tmp_path).table("timings", "bench"), "own")
         return {one["candidate"]: one for one in found.to_dict("records")}
 
     bench_reports.write(tmp_path, head, {})

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.tiling.tile_selection import TileRule
-from workbench.experiments.bench import named
+from workbench.experiments.bench import workload_module
 from workbench.experiments.bench.kernels import choices, workloads
 from workbench.experiments.bench.kernels.workloads import variants
 from workbench.experiments.bench.run import WORKLOADS
@@ -56,11 +56,11 @@ def test_a_threshold_is_set_for_the_density(monkeypatch):
 @pytest.mark.parametrize("kernel", sorted(choices.WORKLOADS))
 def test_variants_choose_the_same(kernel):
     """Launch shapes beside the kernel's own; one of them, under the interpreter."""
-    case = list(named(kernel).cases(device=workloads.DEVICE))[-1]
+    case = list(workload_module(kernel).cases(device=workloads.DEVICE))[-1]
     tried = variants(kernel)
     assert tried
     for variant in tried[:1] if os.environ.get("TRITON_INTERPRET") else tried:
-        assert torch.equal(named(kernel).launch(*case, **variant), named(kernel).reference(*case))
+        assert torch.equal(workload_module(kernel).launch(*case, **variant), workload_module(kernel).reference(*case))
 
 
 def test_lists_are_made_by_what_the_engine_makes_them_with(monkeypatch):

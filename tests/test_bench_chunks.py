@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench.experiments import bench
 from workbench.experiments.bench import run
 from workbench.experiments.bench.kernels import choices, chunk_attention, workloads
-from workbench.experiments.bench.kernels.chunk_attention import KeptGate, fitted, rules
+from workbench.experiments.bench.kernels.chunk_attention import RandomGate, fit_threshold, rules
 
 UNIT, LONG = 32, 128  # tokens of a chunk: for what the interpreter carries out, and for what torch does
 
@@ -53,13 +53,13 @@ def test_a_threshold_is_set_for_the_density(name, monkeypatch):
     q, keys, _, rows = inputs()
     rule = rules(LONG)[name]
     measure = partial(chunk_attention.density, q=q, keys=keys, rows=rows, size=rule.block)
-    assert measure(fitted(name, rule, measure, 0.6)) == pytest.approx(0.6, abs=0.1)
+    assert measure(fit_threshold(name, rule, measure, 0.6)) == pytest.approx(0.6, abs=0.1)
 
 
 def test_a_gate_that_keeps_pooled_keys_chooses_as_in_one_pass():
     _, keys, _, _ = inputs()
     q, rows = torch.randn(1, 2, 3 * LONG, 32), torch.arange(3 * LONG)[None]
-    gate = KeptGate(rules(LONG)["seer_attention"])
+    gate = RandomGate(rules(LONG)["seer_attention"])
     whole = gate(q, keys, rows)
     gate.pooled = None
     for begin in range(0, 3 * LONG, LONG):
@@ -75,7 +75,7 @@ def test_quoka_attends_to_its_share_of_the_past_and_the_chunk():
     assert bool((at.diff() > 0).all()) and at[0, 0, -LONG:].tolist() == rows[0].tolist()
     every = torch.arange(3 * LONG).expand(1, 1, -1)
     dense = torch.nn.functional.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
-    assert torch.allclose(chunk_attention.gathered(q, keys, values, every), dense)
+    assert torch.allclose(chunk_attention.attend_gathered(q, keys, values, every), dense)
 
 
 def test_equal_sparsity_is_drawn_for_one_pass_and_a_chunk(monkeypatch):

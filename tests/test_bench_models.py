@@ -49,7 +49,7 @@ def test_every_candidate_can_be_carried_out(scene, name, monkeypatch):
         assert candidates[0].name == "ours" and work.flops > 0 and work.bytes > 0
         for candidate in candidates:
             candidate.runs = 1
-        found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
+        found = whole_model.measure_workload(work, candidates, Roof(1e9, 1e9))
         json.dumps(found)
         for entry in found["contestants"]:
             assert "problem" not in entry, entry
@@ -64,7 +64,7 @@ def test_other_ways_take_the_place_of_baselines_and_are_put_back(scene, name, mo
         assert all(candidate.name.startswith("ours") for candidate in candidates) and len(candidates) > 3
         for candidate in candidates:
             candidate.runs = 1
-        found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
+        found = whole_model.measure_workload(work, candidates, Roof(1e9, 1e9))
         assert [entry for entry in found["contestants"] if "problem" in entry] == []
         assert name == "decode" or all(entry["cosine"] > 0.999 for entry in found["contestants"])
     assert before == batch_buckets.UNIT
@@ -74,7 +74,7 @@ def test_recomputed_rows_are_chosen_within_the_time_and_random_ones_are_called_s
     (work, candidates), *_ = OPERATIONS["recompute"](scene)
     for candidate in candidates:
         candidate.runs = 2
-    found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
+    found = whole_model.measure_workload(work, candidates, Roof(1e9, 1e9))
     for entry in found["contestants"]:
         if "no choice" in entry["who"] or entry["who"].startswith("transformers"):
             assert "choice" not in entry and "choice_ms" not in entry
@@ -136,7 +136,7 @@ def test_a_prompt_in_chunks_keeps_the_density_that_is_asked_for(name, monkeypatc
     monkeypatch.setattr(chunked, "HALVINGS", 14)
     scene = scene_of(True, 64)
     (method,) = (replace(one, density=0.7) for one in chunked.methods(scene) if one.name == name)
-    ready = chunked.fitted(scene, method, 8)
+    ready = chunked.fit_threshold(scene, method, 8)
     assert chunked.densities(scene, ready, 8, (8,))[8] == pytest.approx(0.7, abs=0.15)  # few tiles, so in coarse steps
 
 
@@ -166,7 +166,7 @@ def test_rows_recomputed_in_place_and_over_a_copy_give_the_same_token(scene):
     online = recompute.Online(scene, whole_model.Candidate("ours", None))
     for choice in (recompute.QueryGuided(), None):
         free = online.pool.free
-        assert online.in_place(choice) == online.gathered(choice) and online.pool.free == free
+        assert online.in_place(choice) == online.recompute_gathered(choice) and online.pool.free == free
 
 
 def test_bfla_is_set_to_the_density_that_is_asked_for(scene):
@@ -188,7 +188,7 @@ def test_a_candidate_that_fails_is_reported_and_the_others_are_timed(scene):
     (work, candidates), *_ = OPERATIONS["decode"](scene)
     candidates = [candidates[0], whole_model.Candidate("broken", broken)]
     candidates[0].runs = 1
-    ours, other = whole_model.measured(work, candidates, Roof(1e9, 1e9), runs=2)["contestants"]
+    ours, other = whole_model.measure_workload(work, candidates, Roof(1e9, 1e9), runs=2)["contestants"]
     assert ours["ms"] > 0 and ours["runs"] == 2 and "no memory" in other["problem"]
 
 

@@ -13,8 +13,8 @@ from tests import chat_tokenizers, tiny
 from tests.refusals import refused
 from workbench import generate, models
 from workbench.data import Passage, Sample, chat_template
-from workbench.data.chat_template import OPENING, QUESTION, SYSTEM, layout, layout_named, render, said
-from workbench.data.layouts import LAB, RELEASED, named
+from workbench.data.chat_template import OPENING, QUESTION, SYSTEM, chat_message, layout, layout_named, render
+from workbench.data.layouts import LAB, RELEASED, known_layout
 from workbench.experiments.serving import sessions
 from workbench.experiments.trials.trial import Trial
 
@@ -38,10 +38,10 @@ def conversation(family: str, sample: Sample, replied: bool = False) -> list:
     """What the layout stands for, as messages."""
     passages = "".join(chat_template.PASSAGE.format(title=p.title, text=p.text) for p in sample.ctxs)
     asked = OPENING + passages + QUESTION.format(question=sample.question)
-    reply = [said("assistant", sample.answers[0])] if replied else []
+    reply = [chat_message("assistant", sample.answers[0])] if replied else []
     if family in JOINED:
-        return [said("user", f"{SYSTEM}\n\n{asked}"), *reply]
-    return [said("system", SYSTEM), said("user", asked), *reply]
+        return [chat_message("user", f"{SYSTEM}\n\n{asked}"), *reply]
+    return [chat_message("system", SYSTEM), chat_message("user", asked), *reply]
 
 
 def differs(family: str, sample: Sample) -> tuple[list[int], list[int]]:
@@ -167,8 +167,11 @@ def test_a_conversation_reads_as_the_template_writes_it(family):
     tokenizer = chat_tokenizers.of(family)
     own = layout(tokenizer)
     turns = [Sample("Who?", ("Ana",), (Passage("T", "One."),), id="1"), Sample("When?", ("Now",), (), id="2")]
-    messages = [said("system", SYSTEM), said("user", OPENING + "Title: T\nOne.\n" + QUESTION.format(question="Who?"))]
-    messages += [said("assistant", "Ana"), said("user", QUESTION.format(question="When?"))]
+    messages = [
+        chat_message("system", SYSTEM),
+        chat_message("user", OPENING + "Title: T\nOne.\n" + QUESTION.format(question="Who?")),
+    ]
+    messages += [chat_message("assistant", "Ana"), chat_message("user", QUESTION.format(question="When?"))]
     last = sessions.of_chat(turns, own)[-1]
     assert "".join(last.pieces) == render(tokenizer, messages).removeprefix(tokenizer.bos_token if own.bos else "")
 
@@ -205,7 +208,7 @@ def test_a_layout_is_chosen_by_name_or_file(instruct, tmp_path):
     (tmp_path / "own.json").write_text(json.dumps({"layout": RELEASED.to_json(), "note": "as in workbench.json"}))
     assert layout_named(str(tmp_path / "own.json"), tokenizer) == RELEASED == layout_named("released", tokenizer)
     assert models.load(instruct, layout="lab").layout == LAB == models.load(instruct, layout=LAB).layout
-    assert layout_named("chat", tokenizer) == layout(tokenizer) and named("chat") is None
+    assert layout_named("chat", tokenizer) == layout(tokenizer) and known_layout("chat") is None
     refused("no chat template", lambda: models.load(tiny.checkpoint(tmp_path / "base"), layout="chat"))
 
 
@@ -269,14 +272,14 @@ def test_templates_of_two_threads_leave_no_bound_behind():
     begun, entered, ended = resource.getrlimit(resource.RLIMIT_AS), threading.Event(), threading.Event()
 
     def first():
-        with chat_template.bounded(5, 1 << 30):
+        with chat_template.limited_execution(5, 1 << 30):
             entered.set()
             ended.wait(0.2)
 
     thread = threading.Thread(target=first)
     thread.start()
     entered.wait(5)
-    with chat_template.bounded(5, 1 << 29):
+    with chat_template.limited_execution(5, 1 << 29):
         ended.set()
         thread.join()
     assert resource.getrlimit(resource.RLIMIT_AS) == begun

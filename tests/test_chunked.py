@@ -39,7 +39,7 @@ def test_a_whole_prompt_in_chunks(chunk, tiles):
     kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
     one = prefill(MODEL, PROMPT.tokens, Plan(ALL), other)
     step = prefill_chunked(
-        MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, sparse=tiles and sparse.named(tiles)), kv), chunk
+        MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, sparse=tiles and sparse.from_spec(tiles)), kv), chunk
     )
     same(step, kv, one, other)
 
@@ -72,7 +72,7 @@ def test_every_chunk_asks_the_sparse_method_with_its_own_rows():
 
     def notes(queries, keys, rows, site):
         asked.append((rows.tolist(), keys.shape[1], site))
-        return sparse.named("dense(block=4)")(queries, keys, rows, site)
+        return sparse.from_spec("dense(block=4)")(queries, keys, rows, site)
 
     rows = torch.tensor([2, 3, 30, 31, 32, 110])
     kv = assemble(MODEL, PROMPT, CACHED)
@@ -84,7 +84,7 @@ def test_every_chunk_asks_the_sparse_method_with_its_own_rows():
 @pytest.mark.parametrize("spec", ["xattention(block=8, stride=4, threshold=0.5)", "flash_prefill(block=8, alpha=0.5)"])
 def test_a_method_that_decides_by_query_block_gives_one_result_for_all_aligned_chunks(spec):
     """Choices of a query block depend on its own rows: aligned chunks compute what one pass computes."""
-    plan = Plan(ALL, sparse=sparse.named(spec))
+    plan = Plan(ALL, sparse=sparse.from_spec(spec))
     kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
     one = prefill(MODEL, PROMPT.tokens, plan, other)
     same(prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, plan, kv), 24), kv, one, other)
@@ -105,7 +105,7 @@ REPLAYED = (
 @pytest.mark.parametrize("spec", REPLAYED)
 def test_chunks_over_the_whole_cache_are_those_over_what_is_written(spec):
     """What stands behind a chunk is not a number, and changes nothing. (A GPU replays such a pass.)"""
-    plan = Plan(ALL, sparse=sparse.named(spec))
+    plan = Plan(ALL, sparse=sparse.from_spec(spec))
     kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
     for x in kv.tensors():
         x.fill_(torch.nan)
@@ -121,7 +121,7 @@ def test_chunks_over_the_whole_cache_are_those_over_what_is_written(spec):
 
 def test_compact_attention_by_chunks_is_its_page_table():
     """Chunk by chunk, a reader of the pages computes what the reference path computes under the union."""
-    choice = sparse.named("compact(over=oracle(block=8, mass=0.4))")
+    choice = sparse.from_spec("compact(over=oracle(block=8, mass=0.4))")
     tables = []
 
     def paged(q, k, v, rows, sees, tiles, scale):
@@ -152,7 +152,7 @@ def test_a_batch_goes_chunk_by_chunk_together():
     plans = [
         Plan(ALL, return_queries=(1,)),
         Plan(torch.arange(11), num_layers=2),
-        Plan(torch.arange(50), sparse=sparse.named("dense(block=8)")),
+        Plan(torch.arange(50), sparse=sparse.from_spec("dense(block=8)")),
     ]
     requests = [PrefillRequest(p.tokens, plan, empty(MODEL, len(p))) for p, plan in zip(prompts, plans, strict=True)]
     alone = prefill_many(MODEL, [PrefillRequest(w.tokens, w.plan, w.kv.clone()) for w in requests])
@@ -180,7 +180,7 @@ def test_chunks_that_do_not_fit():
     for chunk in (0, -3, 2.5, True):
         refused("it is a number of rows, 1 or more", prefill_chunked, MODEL, request(), chunk)
     with pytest.raises(BadInput, match="chunk 63 is smaller than a tile of the sparse method: choose 64 or more"):
-        prefill_chunked(MODEL, request(sparse=sparse.named("bfla")), 63)
+        prefill_chunked(MODEL, request(sparse=sparse.from_spec("bfla")), 63)
     asked = request(sees=same_block(PROMPT))
     refused("row 9 may see row 30 of a later chunk: prefill in one pass", prefill_chunked, MODEL, asked, 30)
     assert not asked.kv.keys[0].any(), "before any work"
@@ -195,7 +195,7 @@ def test_rules_are_checked_in_parts(monkeypatch):
 
 def test_reuse_recomputed_rows_sparse_tiles_and_chunks_at_once():
     """Each chunk of scattered rows attends exactly to the keys of its own choice, over cached and fresh keys alike."""
-    choice = sparse.named("bfla(block=8, tile=4, flat=2, mass=0.5, local=1, stride=5)")
+    choice = sparse.from_spec("bfla(block=8, tile=4, flat=2, mass=0.5, local=1, stride=5)")
 
     def slow(q, k, v, rows, sees, tiles, scale):
         mask = (torch.arange(k.shape[1]) <= rows[:, None]) & tiles.visible(len(rows), k.shape[1])

@@ -273,7 +273,7 @@ def test_a_claim_that_was_stated_after_its_data_says_so(tmp_path, stated, time, 
     row = ANSWERS | SIDES
     of = items_of(tmp_path, row | {"stated": f"{stated} {claim_file.digest(row)}"})
     one = only(claims.judge(answered(time=time), of))
-    assert one.after == after == claims.rows([one])[0]["stated_after_its_data"]
+    assert one.stated_after == after == claims.rows([one])[0]["stated_after_its_data"]
 
 
 def test_models_are_compared_across_where_a_claim_says_so(tmp_path):
@@ -368,8 +368,8 @@ def test_shipped_results_give_the_verdicts_that_documents_state(shipped):
 
 
 def test_items_are_counted_as_the_table_lists_them(shipped):
-    of, rows = claims.items(), figures.listed(shipped)
-    said = claims.counted(claims.verdicts(shipped, results.SHIPPED))
+    of, rows = claims.items(), figures.claim_rows(shipped)
+    said = claims.count_verdicts(claims.verdicts(shipped, results.SHIPPED))
     confirmed, shown, *others = [int(number) for number in re.findall(r"\d+", said)]
     assert [confirmed, *others] == [sum(row["verdict"] == name for row in rows) for name in claims.VERDICTS]
     assert shown == sum(item.is_mechanism for item in of) == sum(row["number"] == "held by tests" for row in rows)
@@ -377,7 +377,7 @@ def test_items_are_counted_as_the_table_lists_them(shipped):
 
 
 def test_a_row_of_an_open_item_has_no_number_that_decides_nothing(shipped):
-    for row in figures.listed(shipped):
+    for row in figures.claim_rows(shipped):
         decided = any(one.decides and one.number and one.verdict == row["verdict"] for one in row["judged"])
         assert decided == ("claimed" in row["number"]), row["key"]
 

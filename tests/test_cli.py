@@ -26,7 +26,7 @@ from workbench.app import cli
 from workbench.app.commands.sweep import sweep
 from workbench.app.commands.trial import trial
 from workbench.app.console import text
-from workbench.app.console.options import of_fields, taking
+from workbench.app.console.options import of_fields, with_options
 from workbench.app.console.trial_report import beside_full, report
 from workbench.core.utils import stages
 from workbench.data import assets
@@ -143,7 +143,7 @@ def test_the_record_has_every_number_the_command_promises_and_out_holds_it_with_
     kept = results.read(tmp_path / "mine")
     assert set(kept.counts("trial").measure) >= {"em", "contains", "f1", "kl", "rows_computed", "hit_rate"}
     assert len(kept.answers("trial")) == 3 and len(kept.timings("trial")) == 1
-    (compared,) = runs.read(tmp_path / "mine")
+    (compared,) = runs.read_runs(tmp_path / "mine")
     assert len(compared.answers) == 3 == compared.scores["n"]
 
 
@@ -453,7 +453,7 @@ def test_a_command_takes_options_between_its_first_and_its_named_arguments():
         count: Annotated[int, "How many"] = 2
         hidden: int = 3
 
-    @taking(of_fields(Settings, {"name": "a"}, text=["count"]))
+    @with_options(of_fields(Settings, {"name": "a"}, text=["count"]))
     def command(first, *, last=1, **given):
         return first, last, given
 
@@ -463,7 +463,7 @@ def test_a_command_takes_options_between_its_first_and_its_named_arguments():
 
 def test_where_no_person_watches_a_line_a_minute_says_how_long_the_rest_takes():
     now, lines = [0.0], []
-    told = text.Told("sweeping", lines.append, lambda: now[0])
+    told = text.ProgressLines("sweeping", lines.append, lambda: now[0])
     for at, done in ((0, 40), (30, 50), (91, 60), (100, 61), (3721, 140)):
         now[0] = float(at)
         told(done, 200)
@@ -477,7 +477,7 @@ def test_where_no_person_watches_a_line_a_minute_says_how_long_the_rest_takes():
 
 def test_a_log_is_not_silent_for_more_than_ten_seconds_of_the_first_minute():
     now, said = [0.0], [0.0]
-    told = text.Told("a trial", lambda line: said.append(now[0]), lambda: now[0])
+    told = text.ProgressLines("a trial", lambda line: said.append(now[0]), lambda: now[0])
     for second in range(61):
         now[0] = float(second)
         told.tick()
@@ -490,15 +490,15 @@ def test_time_left_is_not_underestimated_where_the_part_at_work_is_slow():
     for at, done in ((0, 0), (8, 1)):
         now[0] = float(at)
         pace(done, 4)
-    soon = pace.left()
+    soon = pace.time_left()
     now[0] = 68.0
-    assert (soon, pace.left()) == (", 24 s left", ", 42 s left")
+    assert (soon, pace.time_left()) == (", 24 s left", ", 42 s left")
 
 
 def test_a_line_says_what_long_work_is_at_before_anything_is_counted():
     now, lines = [0.0], []
-    told = text.Told("a trial", lines.append, lambda: now[0])
-    with stages.heard(told.begins):
+    told = text.ProgressLines("a trial", lines.append, lambda: now[0])
+    with stages.stages_reported_to(told.start_stage):
         now[0] = 1.5
         told.tick()
         stages.stage("loading lab-full")

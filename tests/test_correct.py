@@ -68,12 +68,12 @@ def logits(model, request):
 @pytest.mark.parametrize(
     ("changes", "whole"),
     [
-        ({"correct": correct.named("agent_kv_shift")}, True),
-        ({"correct": correct.named("agent_kv_shift"), "select": select.named("prophet_kv")}, True),
-        ({"correct": correct.named("fuse(theta=1)"), "select": select.named("a3")}, True),
-        ({"correct": correct.named("fuse"), "select": select.named("a3")}, False),
-        ({"correct": correct.named("kvcomm(most=0)")}, False),
-        ({"attend": attend.named("relax_kv"), "select": select.named("prophet_kv")}, True),
+        ({"correct": correct.from_spec("agent_kv_shift")}, True),
+        ({"correct": correct.from_spec("agent_kv_shift"), "select": select.from_spec("prophet_kv")}, True),
+        ({"correct": correct.from_spec("fuse(theta=1)"), "select": select.from_spec("a3")}, True),
+        ({"correct": correct.from_spec("fuse"), "select": select.from_spec("a3")}, False),
+        ({"correct": correct.from_spec("kvcomm(most=0)")}, False),
+        ({"attend": attend.from_spec("relax_kv"), "select": select.from_spec("prophet_kv")}, True),
     ],
 )
 def test_all_tokens_are_full_attention_and_none_is_reuse(logits, changes, whole):
@@ -117,7 +117,7 @@ def shifted_by_hand(model, ratio: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3])
 def test_agent_kv_shift_moves_what_it_does_not_compute_by_the_mean_of_its_probes(model, ratio):
-    method = Reuse(prepare=AfterSystem(), correct=correct.named("agent_kv_shift"), ratio=ratio)
+    method = Reuse(prepare=AfterSystem(), correct=correct.from_spec("agent_kv_shift"), ratio=ratio)
     expected = shifted_by_hand(model, ratio)
     torch.testing.assert_close(logits_of(model, method), expected, atol=1e-3, rtol=1e-3)
     assert not torch.allclose(expected, logits_of(model, Reuse(prepare=AfterSystem())), atol=1e-2)
@@ -159,9 +159,9 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
     assert meeting.fits(*copies, tables) and not meeting.fits(keys, copies[1], tables)
     for known in ([*anchors[:2], []], anchors):
         given = starts, lengths, known, tables, pairing
-        by_kernel, by_torch = meeting.Meeting(*copies, *given), in_torch.InTorch(keys, values, *given)
-        expected = by_torch.far()
-        torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
+        by_kernel, by_torch = meeting.AnchorComparison(*copies, *given), in_torch.InTorch(keys, values, *given)
+        expected = by_torch.token_distances()
+        torch.testing.assert_close(by_kernel.token_distances(), expected, atol=1e-5, rtol=1e-4)
     weights = torch.rand(2, 3, 42).to(DEVICE) * expected[:1].isfinite()
     numbers, cached = torch.randperm(26).split((5, 2, 5, 5, 2, 5, 2)), (0, 7, 3)
     at = [(each[:, None] * 4 + torch.arange(4)).flatten() for each in numbers]  # pages of four tokens
@@ -177,8 +177,8 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
         pool[:, slots[0]] = x
     before = [pool.clone() for pool in pages]
     paged = cached, *[[x.numpy() for x in some] for some in (numbers[:3], numbers[3:6])], 4
-    over_pages = meeting.Meeting(pages[:3], pages[3:], *given, paged)
-    torch.testing.assert_close(over_pages.far(), expected, atol=1e-5, rtol=1e-4)
+    over_pages = meeting.AnchorComparison(pages[:3], pages[3:], *given, paged)
+    torch.testing.assert_close(over_pages.token_distances(), expected, atol=1e-5, rtol=1e-4)
     for one in (by_kernel, by_torch, over_pages):
         one.move(weights)
     torch.testing.assert_close(copies, (keys, values), atol=1e-5, rtol=1e-4)
@@ -193,8 +193,8 @@ def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(mod
     for prompt in (PROMPT, OTHER):
         rule(model, [prompt], [stitched(model, prompt)], None, None)
     parts = [
-        superposition.Placed(stitched(model, PROMPT).slice(0, 9), 0, 1.5),
-        superposition.Placed(stitched(model, OTHER), 20),
+        superposition.PlacedTokens(stitched(model, PROMPT).slice(0, 9), 0, 1.5),
+        superposition.PlacedTokens(stitched(model, OTHER), 20),
     ]
     found = []
     for kernels in (False, True):
@@ -208,12 +208,12 @@ def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(mod
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
-READS = {"select": select.named("kv_deviation(layer=1)"), "ratio": 0.3}  # a choice that reads a copy of the cache
+READS = {"select": select.from_spec("kv_deviation(layer=1)"), "ratio": 0.3}  # a choice that reads a copy of the cache
 
 
 @INTERPRETED
 @pytest.mark.parametrize("few", [1024, 0], ids=["in steps", "over copies"])
-@pytest.mark.parametrize("changes", [{}, {"prepare": AfterSystem(), "select": select.named("first_k(k=2)")}, READS])
+@pytest.mark.parametrize("changes", [{}, {"prepare": AfterSystem(), "select": select.from_spec("first_k(k=2)")}, READS])
 def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_assembled_cache(
     model, changes, few, monkeypatch
 ):
@@ -222,9 +222,9 @@ def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_asse
     mixed = Prompt((*PROMPT.blocks[:2], OTHER.blocks[2], *PROMPT.blocks[3:]))
     batches = [PROMPT], [OTHER, PROMPT], [prompt_of(*SIZES, seed=2), PROMPT], [mixed, PROMPT]
     assembled, compared, found = list[int](), list[int](), []
-    begin, meet = Reuse.begin_over, meeting.Meeting
+    begin, meet = Reuse.begin_over, meeting.AnchorComparison
     monkeypatch.setattr(Reuse, "begin_over", lambda *given: assembled.append(len(given[2])) or begin(*given))
-    monkeypatch.setattr(meeting, "Meeting", lambda *given: compared.append(len(given[2])) or meet(*given))
+    monkeypatch.setattr(meeting, "AnchorComparison", lambda *given: compared.append(len(given[2])) or meet(*given))
     for engine in ("contiguous", "paged"):
         rule = Kvcomm(temperature=0.1, threshold=0.9)
         with monkeypatch.context() as patch:
@@ -245,8 +245,8 @@ def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_asse
 
 @INTERPRETED
 def test_two_rules_that_correct_the_same_passages_in_turn_compare_them_once_each(model, monkeypatch):
-    compared, meet, store = list[int](), meeting.Meeting, MemoryStore(1 << 30)
-    monkeypatch.setattr(meeting, "Meeting", lambda *given: compared.append(len(given[2])) or meet(*given))
+    compared, meet, store = list[int](), meeting.AnchorComparison, MemoryStore(1 << 30)
+    monkeypatch.setattr(meeting, "AnchorComparison", lambda *given: compared.append(len(given[2])) or meet(*given))
     monkeypatch.setattr(choice, "on_gpu", lambda device: True)
     rules = [Kvcomm(temperature=0.1, threshold=0.9) for _ in range(2)]
     for prompt in (OTHER, PROMPT, PROMPT, PROMPT):
@@ -262,13 +262,13 @@ def test_a_block_made_from_a_cached_one_is_found_again_until_that_one_goes_or_it
     made, unkept = blocks.blank(8, 0), blocks.blank(4, 0)
     blocks.keep(made, cached)
     blocks.unpin([cached, made, unkept])
-    assert (pool.free, blocks.room, len(blocks)) == (3, 7, 2), "what is not kept goes with its request"
-    assert blocks.again(made) and blocks.pinned == 1 and not blocks.again(unkept)
+    assert (pool.free, blocks.available_pages, len(blocks)) == (3, 7, 2), "what is not kept goes with its request"
+    assert blocks.pin_again(made) and blocks.pinned == 1 and not blocks.pin_again(unkept)
     blocks.make_room(5)
     assert len(blocks) == 1, "what a request reads stays, though the block that it was made from is dropped"
     del cached
     blocks.unpin([made])
-    assert (pool.free, len(blocks)) == (7, 0) and not blocks.again(made)
+    assert (pool.free, len(blocks)) == (7, 0) and not blocks.pin_again(made)
 
 
 @pytest.mark.parametrize("method", [Reuse(prepare=AfterSystem(), correct=Kvcomm()), Superposition()])
@@ -287,7 +287,7 @@ def test_angles_are_taken_once_a_rotation_whatever_the_number_of_blocks_and_laye
 def test_relax_kv_hides_what_matters_little_of_other_passages_from_recomputed_tokens_alone(model):
     scores = torch.cat((torch.full((4,), -torch.inf), -torch.arange(END - 4)))
     rows = torch.cat((torch.tensor([8, 15, 20]), PROMPT.question))
-    sees = attend.named("relax_kv(share=0.2)").plan(PROMPT, rows, scores)["sees"]
+    sees = attend.from_spec("relax_kv(share=0.2)").plan(PROMPT, rows, scores)["sees"]
     columns = torch.arange(len(PROMPT) + 3)
     seen = [row.nonzero()[:, 0].tolist() for row in sees(rows[:, None], columns[None])]
     best = [4, 5, 6, 7, 8, 9]  # a fifth of 28 tokens
@@ -298,7 +298,7 @@ def test_relax_kv_hides_what_matters_little_of_other_passages_from_recomputed_to
 
 def test_what_is_not_chosen_is_dropped_for_the_answer_as_well(model):
     rows = torch.cat((torch.tensor([6, 20]), PROMPT.question))
-    sees = attend.named("chosen").plan(PROMPT, rows, None)["sees"]
+    sees = attend.from_spec("chosen").plan(PROMPT, rows, None)["sees"]
     last = torch.tensor([[len(PROMPT) + 1]])
     seen = sees(last, torch.arange(len(PROMPT) + 3)[None])[0].nonzero()[:, 0].tolist()
     assert seen == [0, 1, 2, 3, 6, 20, *PROMPT.question.tolist(), len(PROMPT), len(PROMPT) + 1]
@@ -313,7 +313,7 @@ def test_listed_columns_by_kernels_are_those_of_the_mask(monkeypatch, name, comp
     monkeypatch.setattr(choice, "PAGE", 16)
     choice.identity.cache_clear()
     rows = torch.cat((torch.tensor(computed, dtype=torch.int64), PROMPT.question))
-    rule = attend.named(name).plan(PROMPT, rows, torch.arange(END).float())["sees"]
+    rule = attend.from_spec(name).plan(PROMPT, rows, torch.arange(END).float())["sees"]
     q, keys, values = torch.randn(4, len(rows), 16), torch.randn(2, len(PROMPT), 16), torch.randn(2, len(PROMPT), 16)
     seen = visible(rule, rows, torch.arange(len(PROMPT)))
     wide = (x.repeat_interleave(2, 0) for x in (keys, values))
@@ -330,7 +330,7 @@ def test_a_digest_by_kernels_is_that_of_the_mask():
     seen[:, END:] = seen[0, [1, 5, 20]] = seen[1, [0, 7, 8]] = True
     q, keys, values = torch.randn(4, 5, 16), torch.randn(2, len(PROMPT), 16), torch.randn(2, len(PROMPT), 16)
     for layer in range(2):
-        tiles = listed_columns.ListedByLayer(seen)(q, keys, PROMPT.question, Site(layer))
+        tiles = listed_columns.ColumnsByLayer(seen)(q, keys, PROMPT.question, Site(layer))
         assert tiles.listed.tolist() == seen[layer].nonzero()[:, 0].tolist()
         expected = over_tiles(q, keys, values, PROMPT.question, tiles, None)
         found = listed_columns.over_columns(tiles.listed, q, keys, values, PROMPT.question, causal, tiles, None)
@@ -343,7 +343,7 @@ def test_ape_merges_passages_and_the_rest_by_their_log_sum_exp(model, temperatur
     torch.manual_seed(0)
     q, keys, values = torch.randn(4, 6, 8), torch.randn(2, len(PROMPT), 8), torch.randn(2, len(PROMPT), 8)
     rows = torch.cat((torch.tensor([20]), PROMPT.question))
-    backend = attend.named(f"ape(temperature={temperature}, scale={scale})").plan(PROMPT, rows, None)["backend"]
+    backend = attend.from_spec(f"ape(temperature={temperature}, scale={scale})").plan(PROMPT, rows, None)["backend"]
     found = backend(q, keys, values, rows, lambda row, col: col <= row, None, None)
     for head in range(4):
         for i, row in enumerate(rows.tolist()):
@@ -365,15 +365,15 @@ def test_ape_by_kernels_merges_as_by_torch(monkeypatch, first):
     rows = torch.cat((torch.tensor([20]), PROMPT.question))[1 - first :]
     length = len(PROMPT) + 200  # a cache with room, more than a page
     q, keys, values = torch.randn(4, len(rows), 16), torch.randn(2, length, 16), torch.randn(2, length, 16)
-    backend = attend.named("ape(temperature=0.5, scale=1.5)").plan(PROMPT, rows, None)["backend"]
+    backend = attend.from_spec("ape(temperature=0.5, scale=1.5)").plan(PROMPT, rows, None)["backend"]
     expected = backend(q, keys, values, rows, causal, None, None)
-    monkeypatch.setattr(choice, "backend_for", lambda problem: choice.named("question_attention"))
+    monkeypatch.setattr(choice, "backend_for", lambda problem: choice.backend_named("question_attention"))
     torch.testing.assert_close(backend(q, keys, values, rows, causal, None, None), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_ape_at_one_is_plain_attention(logits):
     plain = Reuse(prepare=AfterSystem(), positions="shared")
-    one, bent = (replace(plain, attend=attend.named(name)) for name in ("ape(temperature=1, scale=1)", "ape"))
+    one, bent = (replace(plain, attend=attend.from_spec(name)) for name in ("ape(temperature=1, scale=1)", "ape"))
     torch.testing.assert_close(logits(one), logits(plain), atol=1e-4, rtol=1e-4)
     assert not torch.allclose(logits(bent), logits(plain), atol=1e-3)
 
@@ -444,9 +444,9 @@ def test_dummies_are_seen_by_a_passage_and_dropped(model):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"positions": "shared", "select": select.named("a3")}, "recomputed tokens need 're-encoded'"),
-        ({"correct": correct.named("kvcomm"), "chunk": 4}, "chunk is 4: a corrected cache"),
-        ({"attend": attend.named("relax_kv")}, "choose one with select"),
+        ({"positions": "shared", "select": select.from_spec("a3")}, "recomputed tokens need 're-encoded'"),
+        ({"correct": correct.from_spec("kvcomm"), "chunk": 4}, "chunk is 4: a corrected cache"),
+        ({"attend": attend.from_spec("relax_kv")}, "choose one with select"),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused(options, sentence):
@@ -469,8 +469,10 @@ def test_an_adjusted_plan_is_carried_out_before_its_rows_attend(model):
 @pytest.mark.parametrize("charged", [0.3, 0.6, 0.95])
 def test_a_charged_budget_is_kept_by_a_correction_that_chooses_its_tokens(model, charged):
     deep = model_of("llama", num_hidden_layers=12)  # of which two are computed in full to choose
-    within = budget.within(deep, Reuse(correct=correct.named("agent_kv_shift")), [PROMPT, OTHER], charged)
+    within = budget.fit_to_budget(deep, Reuse(correct=correct.from_spec("agent_kv_shift")), [PROMPT, OTHER], charged)
     ready = within.begin(deep, [PROMPT, OTHER])
     shares = [charged_share(one.passes, 12, len(one.request.tokens)) for one in ready]
     assert sum(shares) / 2 <= charged < sum(shares) / 2 + 0.35
-    refused("a method with a selector is needed", lambda: budget.within(deep, Reuse(correct=Kvcomm()), [PROMPT], 0.5))
+    refused(
+        "a method with a selector is needed", lambda: budget.fit_to_budget(deep, Reuse(correct=Kvcomm()), [PROMPT], 0.5)
+    )

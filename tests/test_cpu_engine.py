@@ -37,7 +37,7 @@ def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, row
     mask = torch.ones(rows, 600, dtype=torch.bool).tril(600 - rows)
     k, v = (x.repeat_interleave(heads // kv_heads, 0)[None] for x in (keys, values))
     wanted = scaled_dot_product_attention(q[None], k, v, mask, scale=scale)[0]
-    assert attention.suits(q, keys)
+    assert attention.prefers_few_rows(q, keys)
     torch.testing.assert_close(attention.over_few_rows(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -88,9 +88,13 @@ def test_heads_rotate_as_transformers_rotates_them_and_to_the_same_bits_by_joine
 
 def test_few_rows_are_left_to_torch_where_they_are_many_single_or_no_fp32():
     q, keys = torch.randn(4, 8, 16), torch.randn(2, 600, 16)
-    assert attention.suits(q, keys)
-    assert not attention.suits(q[:, :1], keys) and not attention.suits(q.bfloat16(), keys.bfloat16())
-    assert not attention.suits(q, keys[:, :100]) and not attention.suits(torch.randn(4, 200, 16), keys)
+    assert attention.prefers_few_rows(q, keys)
+    assert not attention.prefers_few_rows(q[:, :1], keys) and not attention.prefers_few_rows(
+        q.bfloat16(), keys.bfloat16()
+    )
+    assert not attention.prefers_few_rows(q, keys[:, :100]) and not attention.prefers_few_rows(
+        torch.randn(4, 200, 16), keys
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "llama3", "yarn", "mistral", "qwen2", "qwen3"])

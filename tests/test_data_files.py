@@ -210,4 +210,4 @@ def test_a_markdown_heading_stays_with_what_follows_it(tmp_path):
     wanted = ["# Bikes\n\nThe Velox has gears.", "## Boats\n\n### Old\n\nThe Marlin floats.", "# End"]
     (tmp_path / "a.md").write_text("\n\n".join(wanted))
     assert [one.text for one in folders.passages(tmp_path)] == wanted
-    assert [one.text for one in folders.read(tmp_path / "a.md").ctxs] == wanted
+    assert [one.text for one in folders.read_document(tmp_path / "a.md").ctxs] == wanted

@@ -64,11 +64,11 @@ def test_what_a_page_says_of_using_a_method_chooses_what_the_method_needs(folder
 
 @pytest.mark.parametrize(("folder", "name"), POLICIES)
 def test_a_method_has_a_formula_and_says_whether_it_follows_its_paper_its_code_or_a_description(folder, name):
-    policy, _ = registry.found(f"workbench.methods.{folder}", name, docs_methods.GIVEN)
+    policy, _ = registry.find_policy(f"workbench.methods.{folder}", name, docs_methods.GIVEN)
     formulas = re.findall(r"\$\$(.+?)\$\$", policy.__doc__, re.S)
     assert formulas or name in PLAIN, f"{name} has no formula: put one in its docstring, between $$"
     assert all("<math" in convert(formula, display="block") for formula in formulas)
-    said = docs_methods.follows(folder, name)
+    said = docs_methods.source_followed(folder, name)
     assert said or name in OURS
     code = said in ("released code", "a reimplementation")
     assert not code or re.search(r"`\S+` of \w[\w-]*/\w", " ".join(policy.__doc__.split())), (
@@ -81,11 +81,14 @@ def test_the_index_says_what_every_method_follows(pages):
     found = {row[0]: row for row in rows}
     for name, each in METHODS.items():
         assert found["[psr](psr.md)" if name == "psr" else f"`{name}`"][2] == each.follows
-        parts = {docs_methods.follows(kind, str(each.fields[kind]).split("(")[0]) for kind in PARTS & set(each.fields)}
+        parts = {
+            docs_methods.source_followed(kind, str(each.fields[kind]).split("(")[0])
+            for kind in PARTS & set(each.fields)
+        }
         assert each.follows == "a description" or "a description" not in parts, f"{name} follows no more than its parts"
     for folder, name in POLICIES:
         row = found[f"[{name}]({folder}-{name}.md)"]
-        assert (row[2] if len(row) > 2 else "") == docs_methods.follows(folder, name)
+        assert (row[2] if len(row) > 2 else "") == docs_methods.source_followed(folder, name)
 
 
 def test_the_reference_names_every_public_module_once():
@@ -161,4 +164,4 @@ def test_without_its_packages_the_site_says_what_to_install(monkeypatch, tmp_pat
     monkeypatch.setattr(docs_site, "NEEDED", ("no_such_package",))
     assert docs_site.missing() == "the documentation needs no_such_package: pip install 'cached-block-workbench[docs]'"
     with docs_site.Building(True) as building:
-        assert building.put(tmp_path / "docs") is False
+        assert building.copy_when_built(tmp_path / "docs") is False

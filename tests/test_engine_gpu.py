@@ -68,8 +68,8 @@ WAYS = {
     "full, tiles": Full(sparse=Bfla(block=32, tile=16, flat=16, local=1)),
     "block": Reuse(),
     "naive": Reuse("naive"),
-    "question-guided": Reuse(select=selectors.named("query_guided"), ratio=0.3),
-    "all": Reuse(select=selectors.named("all")),
+    "question-guided": Reuse(select=selectors.from_spec("query_guided"), ratio=0.3),
+    "all": Reuse(select=selectors.from_spec("all")),
     "superposition": Superposition(paths=2),
 }
 
@@ -138,7 +138,12 @@ def tiles_of(q, k, rows, site):
     """A choice that is made without waiting for the device."""
     grid = Grid(rows, k.shape[1], 64)
     drawn = torch.rand(len(q), *grid.shape, device=q.device) < 0.3
-    return Tiles(drawn | (grid.columns * 64 <= grid.last[:, None]) & (grid.columns * 64 + 64 > grid.first[:, None]), 64)
+    return Tiles(
+        drawn
+        | (grid.columns * 64 <= grid.last_positions[:, None])
+        & (grid.columns * 64 + 64 > grid.first_positions[:, None]),
+        64,
+    )
 
 
 @pytest.mark.parametrize("rows", ["question", "scattered", "whole"])
@@ -311,10 +316,10 @@ def test_chunks_of_a_sparse_method_that_are_replayed_are_those_computed_one_by_o
     """Two prompts, each in a cache of its own, whose unwritten rows are not numbers; the second is captured at once."""
     model, found, graphs = wide(), {}, []
     if spec.endswith("seer_attention"):
-        gate = SeerAttention(threshold=0.1, trained=seer_gate.new(model).requires_grad_(False))
+        gate = SeerAttention(threshold=0.1, trained=seer_gate.new_gate(model).requires_grad_(False))
         method = Compact(gate) if spec != "seer_attention" else gate
     else:
-        method = sparse.named(spec)
+        method = sparse.from_spec(spec)
     assert method.replays
     made = chunked.ChunkGraph
 
@@ -407,6 +412,6 @@ def test_every_way_gives_torchs_numbers(monkeypatch, overlap, rows, width, chann
         gate, up = wanted.chunk(2, -1)
         wanted = torch.nn.functional.silu(gate) * up
     hopper = gemm_dispatch.kernel("_shared.linear_hopper").fits(x, weight)
-    for way in gemm_dispatch.ways(width, channels, not gated, rows, hopper, gated):
+    for way in gemm_dispatch.launch_configs(width, channels, not gated, rows, hopper, gated):
         found = gemm_dispatch._launched(x, weight, way).float().sum(0)
         torch.testing.assert_close(found, wanted, atol=0.03, rtol=0.03, msg=lambda text, way=way: f"{way}: {text}")

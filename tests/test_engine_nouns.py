@@ -154,7 +154,7 @@ def test_what_a_reader_prints_is_one_short_line_and_a_wrong_name_is_answered_wit
     (prompt,) = loaded.layout.prompts([sample], loaded.tokenizer)
     pool = Pool(loaded.model, pages=32)
     request = pool.open(blocks := pool.encode(loaded.model, prompt.context), reserve=8)
-    cached = workbench.prepare.named("independent")(loaded.model, [prompt], store := workbench.MemoryStore())
+    cached = workbench.prepare.from_spec("independent")(loaded.model, [prompt], store := workbench.MemoryStore())
     found = [sample, loaded, prompt, pool, request, blocks[0], Runner(loaded.model, pool), cached[0][0], store]
     for each in [*found, *prompt.blocks, workbench.Trial("lab-full", mode="block"), workbench.results.read()]:
         assert len(repr(each)) < 160 and "\n" not in repr(each), type(each)
@@ -271,8 +271,8 @@ def test_what_a_kernel_does_not_take_is_scored_layer_by_layer(model, runner):
 def test_blocks_that_stand_where_they_were_encoded_are_not_rerotated(model, runner):
     system, passage = PROMPT.context[:2]
     cached = [runner.pool.put(kv) for kv in encode_many(model, [system, passage], [(), (system,)])]
-    assert paged_question.Places.of(runner.pool, cached).shift is None
-    assert paged_question.Places.of(runner.pool, [*cached, cached[0]]).shift is not None
+    assert paged_question.BlockTokens.of(runner.pool, cached).shift is None
+    assert paged_question.BlockTokens.of(runner.pool, [*cached, cached[0]]).shift is not None
 
 
 def test_a_long_question_is_scored_in_parts(model, runner, monkeypatch):

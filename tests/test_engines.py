@@ -60,11 +60,11 @@ METHODS = {
     "shared": Reuse("shared"),
     "shared after system": Reuse("shared", prepare=AfterSystem()),
     "block sparse": Reuse(sparse=BFLA),
-    "block sparse chosen": Reuse(select=selectors.named("query_guided"), ratio=0.3, sparse=BFLA, chunk=32),
+    "block sparse chosen": Reuse(select=selectors.from_spec("query_guided"), ratio=0.3, sparse=BFLA, chunk=32),
     "superposition": Superposition(paths=2),
-    "fresh": Reuse(select=selectors.named("kv_deviation(part=v, fresh=True, system=0)"), ratio=0.2),
-    "naive chosen": Reuse("naive", select=selectors.named("query_guided"), ratio=0.3),
-    "whole prompt": Reuse(select=selectors.named("query_guided(softmax=prompt)"), ratio=0.3),
+    "fresh": Reuse(select=selectors.from_spec("kv_deviation(part=v, fresh=True, system=0)"), ratio=0.2),
+    "naive chosen": Reuse("naive", select=selectors.from_spec("query_guided"), ratio=0.3),
+    "whole prompt": Reuse(select=selectors.from_spec("query_guided(softmax=prompt)"), ratio=0.3),
 }
 
 
@@ -81,7 +81,7 @@ def test_tokens_rows_and_receipts_of_a_method_are_those_of_the_other_engine(meth
 def test_a_selector_chooses_over_pages_what_it_chooses_over_a_copy(name, few, monkeypatch):
     for module in ("request", "chosen_rows"):
         monkeypatch.setattr(f"workbench.methods.paged.{module}.LARGE", few)
-    method = Reuse(select=selectors.named(name), ratio=0.4)
+    method = Reuse(select=selectors.from_spec(name), ratio=0.4)
     plain, paged = both(method)
     assert paged == plain
 
@@ -137,7 +137,7 @@ def test_a_stream_that_is_left_gives_its_pages_back():
     next(running)
     running.close()
     _, blocks = kept.of(MODEL, 1)
-    assert blocks.room == blocks.pool.pages - 1
+    assert blocks.available_pages == blocks.pool.pages - 1
 
 
 def test_answers_end_where_the_context_ends_and_after_one_token():
@@ -151,8 +151,10 @@ def test_answers_end_where_the_context_ends_and_after_one_token():
 
 
 def test_a_kept_batch_has_its_keys_and_values_whenever_they_are_read():
-    plain = answer(MODEL, Letters(), PROMPTS, Reuse(select=selectors.named("first_k"), ratio=0.2), engine="contiguous")
-    paged = answer(MODEL, Letters(), PROMPTS, Reuse(select=selectors.named("first_k"), ratio=0.2), engine="paged")
+    plain = answer(
+        MODEL, Letters(), PROMPTS, Reuse(select=selectors.from_spec("first_k"), ratio=0.2), engine="contiguous"
+    )
+    paged = answer(MODEL, Letters(), PROMPTS, Reuse(select=selectors.from_spec("first_k"), ratio=0.2), engine="paged")
     held = answer(MODEL, Letters(), PROMPTS, Full(chunk=32), engine="paged")
     generate(MODEL, Letters(), [prompt_of(150, 12, seed=i) for i in range(18)], engine="paged", max_new_tokens=1)
     full = answer(MODEL, Letters(), PROMPTS, Full(), engine="contiguous")
@@ -162,13 +164,13 @@ def test_a_kept_batch_has_its_keys_and_values_whenever_they_are_read():
             for x, y in zip(one.request.kv.tensors(), other.request.kv.tensors(), strict=True):
                 torch.testing.assert_close(y[:, : len(prompt)], x[:, : len(prompt)], atol=1e-4, rtol=1e-4)
     _, blocks = pages_of(MODEL).of(MODEL, 1)
-    assert blocks.room == blocks.pool.pages - 1, "what was read gave its pages back"
+    assert blocks.available_pages == blocks.pool.pages - 1, "what was read gave its pages back"
     lost = answer(MODEL, Letters(), PROMPTS, Full(), engine="paged")
-    assert blocks.room < blocks.pool.pages - 1
+    assert blocks.available_pages < blocks.pool.pages - 1
     del lost
     gc.collect()
     pages_of(MODEL).sweep()
-    assert blocks.room == blocks.pool.pages - 1
+    assert blocks.available_pages == blocks.pool.pages - 1
 
 
 def test_more_prompts_than_pages_wait_for_those_that_end(monkeypatch):
@@ -274,4 +276,4 @@ def test_damaged_weights_are_refused_by_both_engines():
             "contain nan or infinity", generate, model, Letters(), PROMPTS, "block", max_new_tokens=3, engine=engine
         )
     _, blocks = pages_of(model).of(model, 1)
-    assert blocks.room == blocks.pool.pages - 1
+    assert blocks.available_pages == blocks.pool.pages - 1

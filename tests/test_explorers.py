@@ -30,7 +30,7 @@ from workbench.plots.attention.token_axes import MARK, TokenAxes, axes_of, count
 from workbench.plots.kv.deviation import deviation
 from workbench.plots.marks import method_names
 from workbench.plots.reports import trial_costs
-from workbench.plots.tiles.reduce import firsts
+from workbench.plots.tiles.reduce import cell_starts
 from workbench.plots.tokens.chosen_tokens import width_of
 from workbench.plots.tokens.plans import turnover
 from workbench.store.urls import opened
@@ -133,7 +133,7 @@ def test_curves_of_trials_are_drawn_against_any_cost_for_any_kind():
 def test_any_two_measures_of_sparse_methods_are_set_against_each_other():
     found = tables.read()
     counts = found.counts("trial").query("model == 'lab-full' and data == 'lab' and passages == 40 and kind == 'all'")
-    settings = method_names.named(tables.scores(counts))
+    settings = method_names.with_method_names(tables.scores(counts))
     box = live_tradeoff.quality_explorer(settings, found.answers("trial").query("model == 'lab-full'"))
     method, across, up, keep = controls(box)
     assert "90% of the exact match" in texts(box) and across.value == "density"
@@ -158,7 +158,7 @@ def marked(figure) -> list:
 
 def test_the_first_message_of_a_figure_holds_it(monkeypatch):
     opened_with = []
-    script = live.Script.held()
+    script = live.Script.of_kernel()
     monkeypatch.setattr("comm.create_comm", lambda **message: opened_with.append(message))
     live.LiveFigure(go.Figure(go.Bar(y=[1, 3, 2])))
     states = [message["data"]["state"] for message in opened_with if "_widget_data" in message["data"]["state"]]
@@ -194,7 +194,7 @@ def test_explorers_of_one_prompt_mark_the_same_token(loaded, sample):
 
 @pytest.mark.parametrize("length", [300, 5000])
 def test_a_token_is_found_where_it_is_marked(length):
-    at = firsts(length, 512)
+    at = cell_starts(length, 512)
     axes = TokenAxes(length, len(at))
     assert all(axes.token_at(axes.cell_of(int(token))) == token for token in at)
     figure = counts_tokens(go.Figure(go.Heatmap(z=np.zeros((2, len(at))))), axes)
@@ -236,7 +236,7 @@ def test_figures_of_32k_tokens_stay_small():
     gaps = {"a": np.random.default_rng(0).random((length, 30), np.float32)}
     fig = deviation(gaps, tokens, block_of, **SAID)
     assert len(fig.to_json()) < 4 * MB and axes_of(fig) == TokenAxes(length, 1024)
-    at = firsts(length)
+    at = cell_starts(length)
     share = np.tri(512, dtype=np.uint8)
     fig = masks([MaskPanel("m", share)] * 3, [tokens[i] for i in at], block_of[at], **SAID)
     assert len(fig.to_json()) < 8 * MB

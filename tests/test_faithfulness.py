@@ -8,7 +8,7 @@ import torch
 from tests import tiny
 from tests.refusals import refused
 from workbench import data, models
-from workbench.data.lab_corpus.facts import supported
+from workbench.data.lab_corpus.facts import supported_answers
 from workbench.data.sample import Passage, Sample
 from workbench.metrics.faithfulness import LabJudge, ModelJudge, faithfulness, verdict
 from workbench.models.spec import attach
@@ -50,8 +50,8 @@ def test_a_verdict_says_where_an_answer_is_stated(question, answer, expected):
 
 def test_what_is_not_retrieved_supports_nothing():
     question = "Where is the employer of Ada Kelric based?"
-    assert supported(about(question)) == ("Tamby",)
-    assert supported(about(question, ctxs=ADA[:2])) == () == supported(about(question, ctxs=ADA[2:]))
+    assert supported_answers(about(question)) == ("Tamby",)
+    assert supported_answers(about(question, ctxs=ADA[:2])) == () == supported_answers(about(question, ctxs=ADA[2:]))
 
 
 def test_a_question_of_another_corpus_cannot_be_checked_exactly():
@@ -85,7 +85,7 @@ def test_a_model_is_asked_what_is_claimed_and_whether_each_claim_holds(loaded, m
     claims = [["Ada works.", "Ada lives."], [], ["It is so."]]
     asked = []
     prompts = ModelJudge._prompts
-    monkeypatch.setattr(ModelJudge, "claimed", lambda *_: claims)
+    monkeypatch.setattr(ModelJudge, "list_claims", lambda *_: claims)
     monkeypatch.setattr(ModelJudge, "_prompts", lambda self, texts: asked.extend(texts) or prompts(self, texts))
     found = judge(samples, ["a", "", "b"])
     assert [len(one) for one in found] == [2, 0, 1] and len(asked) == 3
@@ -123,7 +123,7 @@ def test_claims_are_lines_and_a_model_that_says_nothing_leaves_the_answer_itself
         "workbench.metrics.faithfulness.generate", lambda m, t, prompts, **_: [Said(next(said)) for _ in prompts]
     )
     judge = ModelJudge(model, tokenizer, most=3, batch=2)
-    assert judge.claimed(["q1", "q2", "q3", "q4"], ["x", " ", "y", "z"]) == [
+    assert judge.list_claims(["q1", "q2", "q3", "q4"], ["x", " ", "y", "z"]) == [
         ["one", "two", "three"],
         [],
         ["q3 y"],

@@ -18,9 +18,9 @@ from workbench.engine.chunked import prefill_chunked
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.layers import between_attentions, float8_products, fused_layers
-from workbench.engine.layers.float8_products import Float8Products, Float8Weights, product, products_of, rounded
+from workbench.engine.layers.float8_products import Float8Products, Float8Weights, product, products_of, quantize_rows
 from workbench.engine.layers.fused_layers import FusedLayers
-from workbench.engine.layers.gemm_dispatch import Products
+from workbench.engine.layers.gemm_dispatch import GemmTable
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.bench.models import whole_model
 from workbench.kernels._shared import float8_rows
@@ -94,7 +94,7 @@ def test_a_product_is_off_by_what_rounding_explains(rows, width, channels):
         * torch.logspace(-2, 2, rows, device=DEVICE)[:, None].bfloat16()
     )
     weight = torch.randn(channels, width, device=DEVICE, dtype=torch.bfloat16)
-    found = product(x, rounded(weight, GPU), GPU)
+    found = product(x, quantize_rows(weight, GPU), GPU)
     exact, sizes = (a.double() @ b.double().mT for a, b in ((x, weight), (x.abs(), weight.abs())))
     tiny = [a.double().abs().amax(-1) / 448 * 2**-10 for a in (x, weight)]
     below = tiny[0][:, None] * weight.double().abs().sum(-1) * (1 + U) + tiny[1] * x.double().abs().sum(-1)[:, None] * (
@@ -109,20 +109,20 @@ def test_a_product_is_off_by_what_rounding_explains(rows, width, channels):
 
 def test_few_rows_the_head_and_other_weights_are_multiplied_as_they_were(few):
     model = small()
-    with float8.within(model):
+    with float8.float8_enabled(model):
         layers = fused_of(model)
         assert isinstance(products := layers.products, Float8Products)
         weight = layers.layers[0].o[0]
         x = torch.randn(9, weight.shape[1], device=DEVICE, dtype=torch.bfloat16)
-        out, plain = x.new_empty(9, len(weight)), Products()
+        out, plain = x.new_empty(9, len(weight)), GemmTable()
         assert torch.equal(products(x[:3], weight), plain(x[:3], weight))
-        assert torch.equal(products.into(out[:3], x[:3], weight, None), plain(x[:3], weight))
+        assert torch.equal(products.matmul_into(out[:3], x[:3], weight, None), plain(x[:3], weight))
         assert torch.equal(products(x, model.lm_head.weight), plain(x, model.lm_head.weight))
         assert not torch.equal(found := products(x, weight), plain(x, weight))
-        assert torch.equal(products.into(out, x, weight, None), found) and torch.equal(out, found)
+        assert torch.equal(products.matmul_into(out, x, weight, None), found) and torch.equal(out, found)
         bias = torch.randn(len(weight), device=DEVICE, dtype=torch.bfloat16)
         assert torch.equal(products(x, weight, bias), found + bias)
-        assert torch.equal(products.into(out, x, weight, bias), found + bias)
+        assert torch.equal(products.matmul_into(out, x, weight, bias), found + bias)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
@@ -142,7 +142,7 @@ def test_a_prompt_is_near_the_exact_one_in_one_pass_in_chunks_and_over_pages(nam
         return runner.prefill([held], [torch.arange(1, 21)]).float()
 
     exact, exact_pages = computed(), over_pages()
-    with float8.within(model):
+    with float8.float8_enabled(model):
         layers = fused_of(model)
         monkeypatch.setattr(forward, "packed_layers", lambda model: layers) if not GPU else None
         rounded_once = computed()
@@ -157,7 +157,7 @@ def test_a_prompt_is_near_the_exact_one_in_one_pass_in_chunks_and_over_pages(nam
 
 def test_weights_that_were_written_or_exchanged_since_are_rounded_anew(few):
     model = small()
-    with float8.within(model):
+    with float8.float8_enabled(model):
         layers = fused_of(model)
         weight = layers.layers[1].down[0]
         x = torch.randn(8, weight.shape[1], device=DEVICE, dtype=torch.bfloat16)
@@ -182,7 +182,7 @@ def test_graphs_between_attentions_multiply_in_float8_too(few, monkeypatch):
 
         monkeypatch.setattr(between_attentions, "captured", as_captured)
     model, tokens = small(), block_of(64).tokens
-    with float8.within(model):
+    with float8.float8_enabled(model):
         layers = fused_of(model)
         monkeypatch.setattr(forward, "packed_layers", lambda model: layers)
         request = PrefillRequest(torch.tensor(tokens), Plan(torch.arange(64)), empty(model, 64))
@@ -197,7 +197,7 @@ def test_graphs_between_attentions_multiply_in_float8_too(few, monkeypatch):
 def test_a_model_that_asked_has_blocks_of_its_own():
     model, block = small(), Block((1, 2, 3))
     plain = key_of(fingerprint(model), model.dtype, block)
-    with float8.within(model):
+    with float8.float8_enabled(model):
         assert key_of(fingerprint(model), model.dtype, block) != plain
         assert float8.dtype_name(model) == "float8-products", "a page that verifies it says so"
     assert key_of(fingerprint(model), model.dtype, block) == plain and float8.dtype_name(model) == "bfloat16"
@@ -208,10 +208,10 @@ def test_what_cannot_multiply_in_float8_is_refused(monkeypatch):
     if not GPU:
         refused("float8-products needs a GPU", models.load, "lab-full", dtype=float8.NAME)
     odd = model_of(intermediate_size=72).to(DEVICE, torch.bfloat16)
-    with float8.within(odd):
+    with float8.float8_enabled(odd):
         refused("72", partial(fused_of, odd))
     model = small()
-    with float8.within(model):
+    with float8.float8_enabled(model):
         monkeypatch.setattr(fused_layers, "on_gpu", lambda device: True)
         monkeypatch.setattr(fused_layers, "reason_against", lambda model: "a module of it has a hook")
         refused("a module of it has a hook", fused_layers.packed_layers, model)
@@ -220,10 +220,10 @@ def test_what_cannot_multiply_in_float8_is_refused(monkeypatch):
 
 def test_weights_are_freed_with_their_model():
     model = small()
-    with float8.within(model):
+    with float8.float8_enabled(model):
         assert isinstance(fused_of(model).products.weights, Float8Weights)
         assert model in float8_products._WEIGHTS
-    assert isinstance(products_of(model), Products) and model not in float8_products._WEIGHTS
+    assert isinstance(products_of(model), GemmTable) and model not in float8_products._WEIGHTS
 
 
 @pytest.mark.skipif(GPU, reason="the script itself is run there")

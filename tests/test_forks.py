@@ -65,7 +65,7 @@ def test_a_kernel_ends_soon_after_the_process_that_runs_its_notebook(tmp_path, m
 def test_a_fork_ends_soon_after_the_serving_process_though_who_asked_for_it_lives(tmp_path):
     number = tmp_path / "number"
     (tmp_path / "endless.py").write_text(ENDLESS.format(str(number)))
-    with forked.served(os.environ | {"PYTHONPATH": str(tmp_path)}, ()) as python:
+    with forked.serve_forks(os.environ | {"PYTHONPATH": str(tmp_path)}, ()) as python:
         asks = subprocess.Popen([*python, "endless"], cwd=tmp_path)
         assert within(30, lambda: number.is_file() and number.read_text())
         os.kill(asks.pid, signal.SIGSTOP)  # it sees and does nothing
@@ -86,5 +86,5 @@ def within(seconds, holds):
 
 def test_beside_a_gpu_nothing_is_forked(tmp_path, monkeypatch):
     monkeypatch.setattr(forked, "GPUS", (str(tmp_path),))
-    with forked.served(os.environ, ()) as python:
+    with forked.serve_forks(os.environ, ()) as python:
         assert python == [sys.executable, "-m"]

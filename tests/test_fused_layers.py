@@ -22,7 +22,7 @@ from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.graphs.graph_step import WeightWatch
 from workbench.engine.layers import between_attentions, fused_layers, gemm_dispatch
 from workbench.engine.layers.fused_layers import FusedLayers, fused, layers_of, reason_against, side_by_side
-from workbench.engine.layers.gemm_dispatch import TORCH, Products
+from workbench.engine.layers.gemm_dispatch import TORCH, GemmTable
 from workbench.engine.pages.paged_pool import Pool
 
 LENGTHS = (19, 7, 33)
@@ -110,17 +110,17 @@ def test_a_step_that_was_prepared_sees_weights_that_were_exchanged(name):
 def test_weights_that_were_moved_or_exchanged_are_seen():
     model = model_of(num_hidden_layers=2)
     watch = WeightWatch(model)
-    assert not watch.exchanged
+    assert not watch.replaced
     with torch.no_grad():
         model.get_decoder().layers[0].mlp.up_proj.weight.add_(1)  # as an adapter is merged
-    assert not watch.exchanged
+    assert not watch.replaced
     model.to(torch.float64)
-    assert watch.exchanged and watch.exchanged
+    assert watch.replaced and watch.replaced
     watch = WeightWatch(model)
     nn.Linear(2, 2)  # of another model
-    assert not watch.exchanged
+    assert not watch.replaced
     model.get_decoder().norm.weight = nn.Parameter(torch.ones(1))
-    assert watch.exchanged and watch.exchanged
+    assert watch.replaced and watch.replaced
 
 
 def test_a_model_whose_layers_are_known_can_be_dropped(monkeypatch):
@@ -235,7 +235,7 @@ def test_passes_that_repeat_compute_what_each_computes(name, monkeypatch):
     model, prompt = model_of(name, num_hidden_layers=3), prompt_of(20, 50, 13)
     layers, replayed = FusedLayers(model, kernels=False), []
     monkeypatch.setattr(forward, "packed_layers", lambda model: layers)
-    behind = between_attentions.BetweenAttentions.behind
+    behind = between_attentions.BetweenAttentions.next_qkv
     monkeypatch.setattr(
         between_attentions.BetweenAttentions, "behind", lambda *given: replayed.append(given[1]) or behind(*given)
     )
@@ -271,8 +271,8 @@ def as_on_a_gpu(monkeypatch):
     times = {TORCH: 2.0, "two": 1.0}
     way = gemm_dispatch.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, splits=2)
     monkeypatch.setattr(gemm_dispatch, "_where", lambda device: "a GPU")
-    monkeypatch.setattr(gemm_dispatch, "ways", lambda *_: [way])
-    monkeypatch.setattr(gemm_dispatch, "timed", lambda work, weights: times[TORCH])
+    monkeypatch.setattr(gemm_dispatch, "launch_configs", lambda *_: [way])
+    monkeypatch.setattr(gemm_dispatch, "median_ms", lambda work, weights: times[TORCH])
     monkeypatch.setattr(gemm_dispatch, "_time_of", lambda *_: times["two"])
     monkeypatch.setattr(gemm_dispatch, "LARGE", 0)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
@@ -280,13 +280,13 @@ def as_on_a_gpu(monkeypatch):
 
 
 def test_what_was_measured_is_kept_and_read(as_on_a_gpu, tmp_path):
-    found = Products(tmp_path / "cache" / "products.json")
+    found = GemmTable(tmp_path / "cache" / "products.json")
     found.prepare(8, WEIGHTS, parts=True)
     assert [way.splits for way in found.chosen.values()] == [2]
     (name,) = json.loads(found.path.read_text())
     assert name == "a GPU, 8x64x96 float32 parts"
     as_on_a_gpu["two"] = 9.0
-    again = Products(found.path)
+    again = GemmTable(found.path)
     again.prepare(8, WEIGHTS, parts=True)
     assert again.chosen == found.chosen, "not measured once more"
     again.prepare(8, WEIGHTS)
@@ -296,10 +296,10 @@ def test_what_was_measured_is_kept_and_read(as_on_a_gpu, tmp_path):
 def test_a_file_that_is_damaged_or_cannot_be_written_stops_nobody(as_on_a_gpu, tmp_path):
     path = tmp_path / "products.json"
     path.write_text("[1, 2")
-    found = Products(path)
+    found = GemmTable(path)
     found.prepare(8, WEIGHTS)
     assert len(found.chosen) == 1 and len(json.loads(path.read_text())) == 1
-    nowhere = Products(tmp_path / "products.json" / "x.json")
+    nowhere = GemmTable(tmp_path / "products.json" / "x.json")
     nowhere.prepare(8, WEIGHTS)
     assert len(nowhere.chosen) == 1
 
@@ -307,22 +307,22 @@ def test_a_file_that_is_damaged_or_cannot_be_written_stops_nobody(as_on_a_gpu, t
 def test_both_ways_give_the_same_numbers():
     pytest.importorskip("triton", reason="Triton is not available on this platform")
     way = gemm_dispatch.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, warps=4, stages=2, splits=3)
-    own = Products(chosen={"8x64x96 float32 parts": way})
+    own = GemmTable(chosen={"8x64x96 float32 parts": way})
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, weight, bias = (one.to(device) for one in (X, WEIGHTS[0], torch.zeros(96)))
     parts = own(x, weight, parts=True)
     assert parts.shape == (3, 8, 96)
-    torch.testing.assert_close(parts.sum(0), Products()(x, weight, parts=True), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(parts.sum(0), GemmTable()(x, weight, parts=True), atol=1e-4, rtol=1e-4)
     assert own(x, weight).shape == (8, 96), "no parts where none are taken"
     assert own(x, weight, bias, parts=True).shape == (8, 96), "nor with a bias"
 
 
 def test_nothing_is_measured_without_a_gpu():
-    found = Products()
+    found = GemmTable()
     found.prepare(8, [torch.zeros(4096, 4096)], parts=True)
     assert found.chosen == {} and found.times == {}
-    assert all(way.splits == 1 for way in gemm_dispatch.ways(28672, 4096, False))
-    assert {way.splits for way in gemm_dispatch.ways(4096, 14336, True)} >= {4, 8}
+    assert all(way.splits == 1 for way in gemm_dispatch.launch_configs(28672, 4096, False))
+    assert {way.splits for way in gemm_dispatch.launch_configs(4096, 14336, True)} >= {4, 8}
 
 
 # --- Fused layers: one compilation for all of them, the same results, and the model as before afterwards

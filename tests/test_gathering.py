@@ -5,7 +5,7 @@ import pytest
 from tests.random_models import block_of
 from workbench.core.blocks import Prompt
 from workbench.methods.serving import Scheduler
-from workbench.methods.serving.computation import Gathering
+from workbench.methods.serving.computation import BatchingWindow
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
 from workbench.store.events import Events, idle_share
 
@@ -84,18 +84,18 @@ def test_nobody_gathers_where_the_engine_loads_itself():
 
 
 def test_the_fixed_cost_is_the_line_through_the_fewest_and_the_most():
-    gathering = Gathering()
-    assert gathering.fixed == 0 and gathering.until(1.0, 1, 3) == 1.0
+    gathering = BatchingWindow()
+    assert gathering.fixed_seconds == 0 and gathering.start_time(1.0, 1, 3) == 1.0
     gathering.note(1, 9.0)  # the first of a shape, which is compiled
     gathering.note(1, 0.05)
-    assert gathering.fixed == 0
+    assert gathering.fixed_seconds == 0
     gathering.note(8, 0.12)
-    assert gathering.fixed == pytest.approx(0.04)
-    assert gathering.until(1.0, 1, 3) == pytest.approx(1.03)
+    assert gathering.fixed_seconds == pytest.approx(0.04)
+    assert gathering.start_time(1.0, 1, 3) == pytest.approx(1.03)
 
 
 def test_a_slow_first_round_makes_nobody_wait_for_long():
-    gathering = Gathering()
+    gathering = BatchingWindow()
     gathering.note(1, 9.0)
     gathering.note(4, 0.1)
-    assert gathering.fixed <= 0.1
+    assert gathering.fixed_seconds <= 0.1

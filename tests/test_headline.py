@@ -15,7 +15,7 @@ import touch
 
 from tests.refusals import refused
 from workbench.experiments import bench_reports
-from workbench.results import expanded, read
+from workbench.results import expand_settings, read
 from workbench.results.reader import FOLDER
 
 
@@ -109,7 +109,7 @@ def found(tmp_path):
 
 
 def test_rows_hold_what_was_measured_and_what_did_not_run(found, tmp_path):
-    timed, counts = (expanded(found.table(table, "bench"), "report", "who") for table in ("timings", "counts"))
+    timed, counts = (expand_settings(found.table(table, "bench"), "report", "who") for table in ("timings", "counts"))
     assert set(timed.device) == {made_up.CARD} and set(counts[counts.measure == "copy_tbps"].value) == {made_up.COPY}
     for name in made_up.WORKS:
         for work in made_up.report(name)["workloads"]:
@@ -124,13 +124,13 @@ def test_rows_hold_what_was_measured_and_what_did_not_run(found, tmp_path):
                     assert own[column][one["who"]] == pytest.approx(known[column])
             gone = counts[(counts.report == name) & (counts.workload == work["name"])]
             assert list(gone.who) == [refused["who"]] and list(gone.problem) == [refused["problem"]]
-            timed_rows, refused_rows = bench_reports.before(tmp_path, name, made_up.CARD)[work["name"]]
+            timed_rows, refused_rows = bench_reports.earlier_workloads(tmp_path, name, made_up.CARD)[work["name"]]
             assert (len(timed_rows), len(refused_rows)) == (len(ran), 1)
 
 
 def test_a_workload_that_is_measured_again_of_the_same_gpu_replaces_its_rows(found, tmp_path):
-    assert bench_reports.before(tmp_path, "question", "another GPU") == {}
-    ((name, rows),) = bench_reports.before(tmp_path, "question", made_up.CARD).items()
+    assert bench_reports.earlier_workloads(tmp_path, "question", "another GPU") == {}
+    ((name, rows),) = bench_reports.earlier_workloads(tmp_path, "question", made_up.CARD).items()
     renamed = [{**row, "workload": "renamed"} for row in rows[0]]
     bench_reports.write(tmp_path, made_up.report("question"), {"renamed": (renamed, rows[1])})
     timed = read(tmp_path).timings("bench")

@@ -199,7 +199,7 @@ def test_a_kv_of_another_dtype_than_the_model_is_refused(loaded):
     for kv in half:
         kv.keys, kv.values = [x.half() for x in kv.keys], [x.half() for x in kv.values]
     refused("this KV is torch.float16", assemble, loaded.model, PROMPT, half)
-    refused("this KV is torch.float16", pool(loaded).put, half[0])
+    refused("this KV is torch.float16", pool(loaded).write_kv, half[0])
 
 
 def test_lists_make_a_sample():

@@ -12,8 +12,8 @@ from store_blocks import key_for, kv_of
 
 from tests.commands import refused_command, told
 from tests.refusals import refused
-from workbench.app.notebooks.parameters import declared
-from workbench.core.errors import brief
+from workbench.app.notebooks.parameters import declared_parameters
+from workbench.core.errors import shorten
 from workbench.core.utils.files import check_place
 from workbench.experiments.sweeps.sweep_grid import check as preflight
 from workbench.experiments.trials import rows
@@ -107,7 +107,7 @@ BROKEN = ["", "{", "[]", '{"nbformat": 2, "worksheets": []}', '{"nbformat": 4, "
 def test_a_notebook_that_cannot_be_read_is_refused_before_anything_is_written(tmp_path, text):
     path = tmp_path / "01_broken.ipynb"
     path.write_text(text)
-    refused(r"01_broken\.ipynb is no notebook that can be read", declared, path)
+    refused(r"01_broken\.ipynb is no notebook that can be read", declared_parameters, path)
     if text == BROKEN[0]:
         for command in ("report", "sweep"):
             assert "is no notebook that can be read" in refused_command(command, path, "--out", tmp_path / "out")
@@ -126,7 +126,7 @@ def test_a_report_is_no_file(tmp_path):
 
 
 def test_a_sentence_stays_on_its_line_whatever_a_file_is_called():
-    assert brief("a\nb\r\nc") == r"a\nb\r\nc"
+    assert shorten("a\nb\r\nc") == r"a\nb\r\nc"
     assert refused_command("data", "a\nb.json") == r"error: a\nb.json: no such file"
 
 

@@ -103,7 +103,7 @@ def test_a_sweeps_table_prints_no_control_character_of_a_value(columns, monkeypa
 def test_texts_and_tables_of_figures_are_written_without_hostile_tags():
     hostile = HOSTILE[0]
     drawn = table([hostile], [[hostile]], title=hostile, notice=hostile, caption=hostile)
-    written = html.drawn(json.loads(drawn.to_json()), "figure-1-0")
+    written = html.figure_html(json.loads(drawn.to_json()), "figure-1-0")
     assert written.startswith("<figure") and "<table" in written and written.count("&lt;") >= 5
     own = {*"<figure <h3 <p <div <table <thead <tbody <tr <th <td".split()}
     assert {*re.findall(r"<[a-z0-9]+", written)} <= own
@@ -137,7 +137,7 @@ CASES = [(record | {field: value}) for record, field, values in WRONG.values() f
 @pytest.mark.parametrize("record", CASES, ids=[json.dumps(case)[:90] for case in CASES])
 def test_a_field_of_a_wrong_type_is_named(record, tmp_path):
     (tmp_path / "r.jsonl").write_text(json.dumps(OURS) + "\n" + json.dumps(record))
-    refused(r"r\.jsonl, line 2: (field|the question)", files.read, tmp_path / "r.jsonl")
+    refused(r"r\.jsonl, line 2: (field|the question)", files.read_samples, tmp_path / "r.jsonl")
 
 
 TEXTS = {
@@ -154,24 +154,24 @@ TEXTS = {
 @pytest.mark.parametrize("why", TEXTS)
 def test_json_that_breaks_readers_is_refused(why, ending, tmp_path):
     (tmp_path / f"r.{ending}").write_text(TEXTS[why])
-    refused(why.removesuffix(" inside"), files.read, tmp_path / f"r.{ending}")
+    refused(why.removesuffix(" inside"), files.read_samples, tmp_path / f"r.{ending}")
 
 
 def test_a_whole_character_of_two_halves_is_read(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(OURS | {"question": "😀"}))
-    assert files.read(tmp_path / "r.json")[0].question == "😀"
+    assert files.read_samples(tmp_path / "r.json")[0].question == "😀"
 
 
 def test_a_gzip_file_damaged_anywhere_is_refused(tmp_path):
     whole = gzip.compress(json.dumps([OURS] * 200).encode(), mtime=0)
     for i in range(10, len(whole) - 4):
         (tmp_path / "g.json.gz").write_bytes(whole[:i] + bytes([whole[i] ^ 0x55]) + whole[i + 1 :])
-        refused(r"g\.json\.gz", files.read, tmp_path / "g.json.gz")
+        refused(r"g\.json\.gz", files.read_samples, tmp_path / "g.json.gz")
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".json", "x" * 5000 + ".txt", "a\0b.json", "a\ud800.json"])
 def test_a_name_that_no_file_can_have_is_refused(name):
-    for call in (data.load, data.corpus, layouts.named, lambda text: folders.read(f"{text}.txt")):
+    for call in (data.load, data.corpus, layouts.known_layout, lambda text: folders.read_document(f"{text}.txt")):
         assert len(refused(".", call, name)) < 1000
 
 
@@ -193,11 +193,11 @@ def test_braces_that_are_doubled_are_text():
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"bos":' + "9" * 5000 + "}", '{"name": "\\ud800"}', "[]", "{"])
 def test_a_broken_layout_file_is_one_sentence(text, tmp_path):
     (tmp_path / "layout.json").write_text(text)
-    refused(r"layout file .*layout\.json", layouts.named, str(tmp_path / "layout.json"))
+    refused(r"layout file .*layout\.json", layouts.known_layout, str(tmp_path / "layout.json"))
 
 
 def test_a_json_file_of_another_kind_names_what_is_needed(tmp_path):
     (tmp_path / "a.json").write_text("[1]")
-    assert json_text.read(tmp_path / "a.json", list) == [1]
-    refused(r"a\.json is corrupt: an object is needed, not list", json_text.read, tmp_path / "a.json")
-    refused(r"b\.json is missing", json_text.read, tmp_path / "b.json")
+    assert json_text.read_json(tmp_path / "a.json", list) == [1]
+    refused(r"a\.json is corrupt: an object is needed, not list", json_text.read_json, tmp_path / "a.json")
+    refused(r"b\.json is missing", json_text.read_json, tmp_path / "b.json")

@@ -43,7 +43,7 @@ BAD: list[Any] = [1.5, "a", None, [1], (1,), True, {}, -1, 0, float("nan"), floa
 
 def policies(package):
     for name in registry.names(package.__name__):
-        yield registry.found(package.__name__, name)[0]
+        yield registry.find_policy(package.__name__, name)[0]
 
 
 def options():
@@ -63,7 +63,7 @@ def test_an_option_is_what_its_annotation_says_or_is_refused_by_name(policy, nam
         except BadInput as refused:
             assert len(str(refused)) < 400
         else:
-            assert annotations.fits(value, hint), f"{name}={value!r} is accepted for {hint}"
+            assert annotations.fits_annotation(value, hint), f"{name}={value!r} is accepted for {hint}"
 
 
 SPECS = [f"superposition(paths={value})" for value in ("1.5", "a", "None", "[1]", "True", "0", "10**9")]
@@ -92,7 +92,7 @@ def test_whole_numbers_of_any_size_choose_tiles_or_are_refused(name):
         for value in (10**9, (1 << 31) - 1, 1 << 31, 1 << 62):
             try:
                 method = policy(**{option: value})
-                if not method.fitted:
+                if not method.needs_fitting:
                     method(queries, keys, rows, Site())
             except BadInput as refused:
                 assert option in str(refused)
@@ -120,7 +120,7 @@ FITS = [
 
 @pytest.mark.parametrize(("value", "annotation", "fits"), FITS)
 def test_values_are_looked_at_in_full(value, annotation, fits):
-    assert annotations.fits(value, annotation) is fits
+    assert annotations.fits_annotation(value, annotation) is fits
 
 
 # --- Parameters of notebooks that name something are checked before the first cell runs and before a file is writte

@@ -15,7 +15,14 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods import select
-from workbench.metrics.kv.kv_deviation import causes, concentration, deviation, full_attention_kv, repair, squared
+from workbench.metrics.kv.kv_deviation import (
+    concentration,
+    deviation,
+    full_attention_kv,
+    measure_causes,
+    repair,
+    squared,
+)
 from workbench.metrics.kv.selection import published, token_stages
 from workbench.metrics.published_numbers import FUSION_FIGURE_6
 from workbench.plots.tokens import plans
@@ -80,7 +87,7 @@ def test_concentration_is_the_share_of_the_most_deviating_tokens():
 
 
 def test_causes_are_three_and_apart(model, cached):
-    found = causes(model, PROMPT, cached)
+    found = measure_causes(model, PROMPT, cached)
     first, later = slice(0, 13), slice(13, END)  # the system block and the first passage are an exact prefix
     assert found.position.values.max() == 0, "values do not depend on the position"
     assert found.position.keys[first].max() == 0 < found.position.keys[later].min()
@@ -88,12 +95,12 @@ def test_causes_are_three_and_apart(model, cached):
     assert found.context.keys[:, 0].max() < 1e-5, "the first layer sees no context yet"
     for part in (found.precision.keys, found.precision.values):
         assert 0 < part.max() < 2**-7 and part.mean() > 1e-4, "one rounding to 8 bits"
-    assert causes(model, PROMPT, cached, torch.float32).precision.keys.max() == 0
+    assert measure_causes(model, PROMPT, cached, torch.float32).precision.keys.max() == 0
 
 
 def test_context_is_the_deviation_of_the_assembled_cache(model, cached):
     whole = deviation(assemble(model, PROMPT, cached).slice(0, END), full_attention_kv(model, PROMPT).slice(0, END))
-    torch.testing.assert_close(causes(model, PROMPT, cached).context.keys, whole.keys)
+    torch.testing.assert_close(measure_causes(model, PROMPT, cached).context.keys, whole.keys)
 
 
 def test_squared_deviation_is_equation_7(model, cached):
@@ -108,12 +115,12 @@ def test_squared_deviation_is_equation_7(model, cached):
 
 def test_tokens_that_are_not_recomputed_keep_their_deviation(model, cached):
     kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
-    rows = select.named("oracle").rows(model, [PROMPT], [kv], ratio=0.3)[0]
+    rows = select.from_spec("oracle").rows(model, [PROMPT], [kv], ratio=0.3)[0]
     (found,) = repair(model, PROMPT, kv, [rows], truth)
     kept = torch.ones(END, dtype=torch.bool)
     kept[rows] = False
     assert torch.equal(found.before[:END][kept], found.after[:END][kept])
-    assert (found.chosen[1:] < 1).all() and (found.context[1:] < 1).all()
+    assert (found.recomputed_left[1:] < 1).all() and (found.context[1:] < 1).all()
     kv_after = kv.clone()
     prefill(model, PROMPT.tokens, Plan(torch.cat((rows, PROMPT.question))), kv_after)
     torch.testing.assert_close(found.after, squared(kv_after, truth), atol=1e-4, rtol=1e-4)
@@ -123,7 +130,7 @@ def test_in_the_second_layer_recomputed_tokens_are_exact(model, cached):
     """Layer 0 does not deviate, so what is computed again sees only exact keys there (CacheBlend's premise)."""
     kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
     (found,) = repair(model, PROMPT, kv, [torch.tensor([14, 20, 30])], truth)
-    assert found.chosen[1] < 1e-6 and found.chosen[2] > 1e-6
+    assert found.recomputed_left[1] < 1e-6 and found.recomputed_left[2] > 1e-6
 
 
 # --- Timelines and masks are read off plans

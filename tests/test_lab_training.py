@@ -22,7 +22,7 @@ from workbench.app.cli import app
 from workbench.core.utils import stages
 from workbench.core.utils.compiled import stoppable_call
 from workbench.data.lab_corpus.world import Style
-from workbench.training.common import watched
+from workbench.training.common import show_curve
 from workbench.training.lab import checkpoint
 from workbench.training.lab.checkpoint import ship
 from workbench.training.lab.config import PretrainConfig
@@ -30,14 +30,14 @@ from workbench.training.lab.train import (
     ANSWER,
     NOTHING,
     STAGES,
-    Order,
     PretrainProgress,
     Stage,
+    StageSampler,
     draw,
     train,
     train_tokenizer,
 )
-from workbench.training.run_folder import kept, saved_record
+from workbench.training.run_folder import saved_record, saved_state_message
 
 SMALL = PretrainConfig(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(
@@ -88,13 +88,13 @@ def test_nothing_is_asked_twice_over_one_context(tokenizer):
 
 def test_what_is_drawn_does_not_depend_on_how_far_ahead_it_is_drawn():
     eager, lazy = PretrainProgress(), PretrainProgress()
-    order = iter(Order(eager, 0, 1))
+    order = iter(StageSampler(eager, 0, 1))
     ahead = [next(order) for _ in range(60)]
     for progress in (eager, lazy):
         progress.entered.append(40)
         progress.step = 40
     drawn = ahead + [next(order) for _ in range(60)]
-    assert drawn[40:] == [at for at, _ in zip(iter(Order(lazy, 0, 1)), range(80), strict=False)]
+    assert drawn[40:] == [at for at, _ in zip(iter(StageSampler(lazy, 0, 1)), range(80), strict=False)]
     assert {stage for stage, _ in drawn[:104]} == {0} and drawn[104][0] == 1
 
 
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_the_step_at_work_saves_it_and_the_same_call_goes_on_as_if_n
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             train(SMALL, tokenizer, tmp_path, EASY, stop, save_every=60)
-    assert saved_record(tmp_path)["progress"]["step"] == 41 and "step 41" in kept(tmp_path)
+    assert saved_record(tmp_path)["progress"]["step"] == 41 and "step 41" in saved_state_message(tmp_path)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     resumed, progress = train(SMALL, tokenizer, tmp_path, EASY, save_every=60)
     assert progress.curve == whole[1].curve
@@ -247,7 +247,7 @@ def test_one_of_many_processes_writes_the_model(main, whole, tokenizer, tmp_path
     (out / "state").mkdir(parents=True)
     monkeypatch.setattr("workbench.training.lab.train.train_tokenizer", lambda: tokenizer)
     monkeypatch.setattr("workbench.training.lab.train.train", lambda *_, **__: deepcopy(whole))
-    monkeypatch.setattr("workbench.training.lab.train.finished", lambda *_: True)
+    monkeypatch.setattr("workbench.training.lab.train.is_finished", lambda *_: True)
     monkeypatch.setattr("accelerate.PartialState", lambda: SimpleNamespace(is_main_process=main))
     said = told("lab", "train", "--out", out)
     assert sorted(path.name for path in out.iterdir()) == (["model", "seconds", "state"] if main else ["state"])
@@ -271,7 +271,7 @@ def test_a_training_that_is_killed_keeps_the_time_it_took(tokenizer, tmp_path, m
 
 @pytest.mark.parametrize(("main", "steps"), [(True, [20, 40]), (False, [])])
 def test_without_a_bar_the_main_process_prints_a_line_every_so_many_steps(main, steps, capsys):
-    with watched(main, 20, dict) as show:
+    with show_curve(main, 20, dict) as show:
         for step in (10, 20, 30, 40):
             show({"step": step, "loss": 1.0})
     assert [json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()] == steps
@@ -279,7 +279,7 @@ def test_without_a_bar_the_main_process_prints_a_line_every_so_many_steps(main, 
 
 def test_a_bar_moves_with_every_step_where_a_person_watches(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with watched(True, 20, dict, 3):
+    with show_curve(True, 20, dict, 3):
         for step in (1, 2):
             stages.stage(f"step {step}")
         stages.stage("encoding 4 blocks")
@@ -288,7 +288,7 @@ def test_a_bar_moves_with_every_step_where_a_person_watches(monkeypatch, capsys)
 
 def test_a_log_says_within_seconds_at_which_step_a_training_is(monkeypatch, capsys):
     monkeypatch.setattr("workbench.training.common.SOON", (0.0,))
-    with watched(True, 20, dict, 300):
+    with show_curve(True, 20, dict, 300):
         for step in (1, 2):
             stages.stage(f"step {step}")
     (line,) = capsys.readouterr().err.splitlines()

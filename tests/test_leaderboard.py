@@ -33,7 +33,7 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.presets import METHODS, name_of
 from workbench.metrics.cost import charged_share, rows_charged
 from workbench.metrics.paired import holm, ranks
-from workbench.plots.marks.method_names import named
+from workbench.plots.marks.method_names import with_method_names
 from workbench.plots.reports import leaderboard as drawn
 from workbench.store import MemoryStore
 
@@ -67,7 +67,7 @@ def computed(model, method, prompt, monkeypatch) -> tuple[int, tuple[Pass, ...]]
 
 @pytest.mark.parametrize("spec", SCORED)
 def test_a_request_is_charged_what_runs_for_it(model, spec, monkeypatch):
-    method = Reuse(select=select.named(spec), ratio=0.25)
+    method = Reuse(select=select.from_spec(spec), ratio=0.25)
     rows, passes = computed(model, method, prompt_of(*SIZES), monkeypatch)
     assert rows == SCORED[spec] + (CHOSEN + QUESTION) * LAYERS
     assert rows_charged(passes, LAYERS) == pytest.approx(rows / LAYERS)
@@ -75,13 +75,13 @@ def test_a_request_is_charged_what_runs_for_it(model, spec, monkeypatch):
 
 
 CHARGED = [Full(), Superposition(), Superposition(prior=False), Reuse(), Reuse(positions="shared")]
-CHARGED += [Reuse(correct=correct.named(name), ratio=0.25) for name in correct.names()]
+CHARGED += [Reuse(correct=correct.from_spec(name), ratio=0.25) for name in correct.names()]
 OWN_RATIO = {"all": None, "cache_craft": None}  # by selector
-CHARGED += [Reuse(select=select.named(name), ratio=OWN_RATIO.get(name, 0.25)) for name in select.names()]
+CHARGED += [Reuse(select=select.from_spec(name), ratio=OWN_RATIO.get(name, 0.25)) for name in select.names()]
 SAM_KV = Reuse(
-    select=select.named("sam_kv(first=1, last=2, block=2)"),
-    correct=correct.named("fuse"),
-    attend=attend.named("chosen"),
+    select=select.from_spec("sam_kv(first=1, last=2, block=2)"),
+    correct=correct.from_spec("fuse"),
+    attend=attend.from_spec("chosen"),
 )
 CHARGED += [replace(SAM_KV, ratio=ratio) for ratio in (None, 0.25)]
 
@@ -103,7 +103,7 @@ def test_a_helper_model_is_charged_by_its_weight():
 @pytest.mark.parametrize("spec", ["first_k", "query_guided(layers=(0,))"])
 def test_a_ratio_is_the_largest_that_keeps_the_budget(model, spec, charged):
     prompts = [prompt_of(*SIZES), prompt_of(4, 30, 21, 6, seed=1)]
-    solved = budget.within(model, Reuse(select=select.named(spec)), prompts, charged)
+    solved = budget.fit_to_budget(model, Reuse(select=select.from_spec(spec)), prompts, charged)
 
     def share(ratio):
         ready = Reuse(select=solved.select, ratio=ratio).begin(model, prompts)
@@ -116,7 +116,7 @@ def test_a_ratio_is_the_largest_that_keeps_the_budget(model, spec, charged):
 @pytest.mark.parametrize("charged", [0.3, 0.4, 0.5])
 def test_what_sam_kv_drops_is_not_charged_and_what_it_chooses_is(model, charged, monkeypatch):
     prompts = [prompt_of(4, 9 + seed, 7, 12, 5, seed=seed) for seed in range(budget.TRIED + 4)]
-    solved = budget.within(model, SAM_KV, prompts, charged)
+    solved = budget.fit_to_budget(model, SAM_KV, prompts, charged)
     shares = []
     for prompt in prompts:
         rows, _ = computed(model, solved, prompt, monkeypatch)
@@ -128,7 +128,7 @@ def test_what_sam_kv_drops_is_not_charged_and_what_it_chooses_is(model, charged,
 def test_a_correction_is_tried_for_its_ratio(model):
     """AgentKVShift recomputes probes of keys and of values: up to twice its ratio."""
     prompts = [prompt_of(*SIZES, seed=seed) for seed in range(3)]
-    solved = budget.within(model, Reuse(correct=correct.named("agent_kv_shift(layer=0)")), prompts, 0.7)
+    solved = budget.fit_to_budget(model, Reuse(correct=correct.from_spec("agent_kv_shift(layer=0)")), prompts, 0.7)
     ready = solved.begin(model, prompts)
     shares = [charged_share(one.passes, LAYERS, LENGTH) for one in ready]
     assert 0.55 < sum(shares) / 3 <= 0.7 and 0 < solved.ratio < 0.4
@@ -138,17 +138,17 @@ def test_a_correction_is_tried_for_its_ratio(model):
     ("method", "charged", "message"),
     [
         (
-            Reuse(select=select.named("kv_deviation")),
+            Reuse(select=select.from_spec("kv_deviation")),
             0.3,
             r"computes 71\..% of a prompt before .*selection 57\..%",
         ),
-        (Reuse(select=select.named("first_k")), 0.1, "question 13.5%"),
+        (Reuse(select=select.from_spec("first_k")), 0.1, "question 13.5%"),
         (Reuse(), 0.5, "charged is 0.5: a method with a selector"),
         (Full(), 0.5, "charged is 0.5: a method with a selector"),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused(model, method, charged, message):
-    refused(message, lambda: budget.within(model, method, [prompt_of(*SIZES)], charged))
+    refused(message, lambda: budget.fit_to_budget(model, method, [prompt_of(*SIZES)], charged))
 
 
 # --- ranks
@@ -291,7 +291,7 @@ def test_figures_name_methods_as_they_are_published_or_in_the_words_of_other_fig
     found = results.read(["shipped"])
     (board, *_) = boards(found, (0.2,), model="smollm2-reader", data="nq-held")
     shown = {text.split(". ", 1)[1] for text in drawn.critical(board).layout.yaxis.ticktext}
-    words, titles = set(named(found.counts("trial")).name), {method.title for method in METHODS.values()}
+    words, titles = set(with_method_names(found.counts("trial")).name), {method.title for method in METHODS.values()}
     assert len(shown) == 24 and shown <= words | titles and shown & words and shown & titles
 
 
@@ -329,9 +329,9 @@ def test_a_budget_that_no_two_methods_keep_gives_a_board_of_all_at_what_they_cha
     assert [one.method for one in board.entries] == ["query-guided", "kv-deviation", "first-k", "full-reuse"]
     shown = " ".join(invoke("--results", tmp_path, "--budgets", "0.05").stdout.split())
     assert "(the cheapest computes 3%)" in shown and "the cheapest computes 3%" in page.page([board])
-    assert boards(written(tmp_path), (0.2,))[0].unkept == ""
+    assert boards(written(tmp_path), (0.2,))[0].budget_note == ""
     tables = {"answers": [written(tmp_path).answers()], "counts": [], "timings": []}
-    assert "charge is not known, so no budget of 5%" in boards(results.Results({}, tables), (0.05,))[0].unkept
+    assert "charge is not known, so no budget of 5%" in boards(results.Results({}, tables), (0.05,))[0].budget_note
 
 
 def test_a_trial_of_an_earlier_version_is_the_same_trial(tmp_path):
@@ -431,14 +431,14 @@ def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
 
 
 def test_methods_of_one_computation_are_listed_once(folder):
-    plan = measuring.planned(Trial(str(folder), samples=2, passages=3), ["block", "turborag", "full-reuse"], [0.5])
+    plan = measuring.plan_trials(Trial(str(folder), samples=2, passages=3), ["block", "turborag", "full-reuse"], [0.5])
     assert [case.method for case in plan.cases] == ["full", "block", "full-reuse"]
     assert plan.left_out == ("turborag: it computes what block does, which is listed",)
 
 
 def test_methods_that_choose_their_number_are_asked_at_it_and_within_budgets(folder):
     asked = ["sam-kv", "cache-craft", "mepic", "epic"]
-    plan = measuring.planned(Trial(str(folder), samples=2, passages=3), asked, [0.5, 0.9])
+    plan = measuring.plan_trials(Trial(str(folder), samples=2, passages=3), asked, [0.5, 0.9])
     trials = [(case.method, case.trial.ratio, case.trial.charged) for case in plan.cases if case.method != "epic"][1:]
     sam = [("sam-kv", None, charged) for charged in (0.5, 0.9, None)]
     assert trials == [*sam, ("cache-craft", None, None), ("mepic", None, None)]
@@ -460,7 +460,7 @@ def test_a_method_at_its_own_number_is_listed_over_the_budget_beside_its_trial_w
     assert found.keys() == {0.15, 0.95}
     assert [one.method for one in found[0.15].entries] == ["full-reuse", "sam-kv"]
     assert [one.method for one in found[0.15].over] == ["sam-kv, own number"]
-    assert drawn.said(found[0.15].over[0]) == "SAM-KV, own number"
+    assert drawn.method_label(found[0.15].over[0]) == "SAM-KV, own number"
     assert [(one.method, one.charged) for one in found[0.95].entries] == [("full-reuse", 0.02), ("sam-kv", 0.9)]
 
 
@@ -544,7 +544,7 @@ def test_passages_get_the_neighbours_that_there_are_and_fit(documents, length, m
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     asked = Trial(str(folder), data=str(tmp_path / "mine.jsonl"), samples=20, timed=1, max_new_tokens=2)
     with pytest.warns(UserWarning, match=message) as told:
-        plan = measuring.planned(asked, ["fusionrag", "epic"], [0.5])
+        plan = measuring.plan_trials(asked, ["fusionrag", "epic"], [0.5])
     assert len(told) == 1 and [case.method for case in plan.cases] == ["full", "fusionrag", "epic"]
     with pytest.warns(UserWarning, match=message):
         assert re.search(message, plan.cases[1].trial.run().note)

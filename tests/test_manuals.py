@@ -168,7 +168,7 @@ def test_pages_are_cut_once_and_then_read_while_versions_and_code_are_the_same(t
     cutting = []
     page = manual_pages.Page("numpy", "numpy", "numpy.x", "text", (questions("x", items(NUMPY))[0][1],))
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "new"))
-    monkeypatch.setattr(manual_pages, "cut", lambda: cutting.append(1) or (page,))
+    monkeypatch.setattr(manual_pages, "cut_pages", lambda: cutting.append(1) or (page,))
     fresh = manual_pages.pages.__wrapped__
     assert fresh() == fresh() == (page,) and len(cutting) == 1
     monkeypatch.setattr(manual_pages.platform, "python_version", lambda: "another")

@@ -30,10 +30,10 @@ def test_tokens_that_are_not_computed_have_no_deviation(model):
 
 
 def test_scores_are_those_of_the_selectors(model):
-    table = measure.scores(model, PROMPT, ["first_k", select.named("kv_deviation")])
+    table = measure.scores(model, PROMPT, ["first_k", select.from_spec("kv_deviation")])
     assert list(table.columns) == ["token", "block", "first_k", "KvDeviation"]
     kv = measure.reused(model, PROMPT)
-    assert torch.equal(torch.tensor(table.first_k.to_numpy()), select.named("first_k")(model, PROMPT, kv))
+    assert torch.equal(torch.tensor(table.first_k.to_numpy()), select.from_spec("first_k")(model, PROMPT, kv))
 
 
 def test_attention_of_the_question_is_a_share(model):

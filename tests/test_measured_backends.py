@@ -41,7 +41,7 @@ def test_on_a_cpu_nothing_is_looked_up():
     found = measured_backends.choice(torch.device("cpu"), "dense", (32, 8), 128, 8192, "tile_attention")
     assert found == "tile_attention"
     q = torch.zeros(2, 8, 16)
-    assert blocks_backends.chosen(q, q, [4, 4]) == "encode_blocks"
+    assert blocks_backends.fastest_backend(q, q, [4, 4]) == "encode_blocks"
 
 
 def test_blocks_of_one_length_are_a_batch(monkeypatch):
@@ -60,6 +60,6 @@ def test_tokens_are_copied_whatever_their_layout(width, begin, dtype):
     target = torch.zeros(2, 9, width + 4, dtype=dtype)[..., begin : begin + width]
     wide_copies.index_copy(target, at, source)
     assert torch.equal(target[:, at], source) and not target[:, rest].any()
-    assert torch.equal(wide_copies.taken(target, at), source)
+    assert torch.equal(wide_copies.gather_tokens(target, at), source)
     wide_copies.copy(target[:, :3], source)
     assert torch.equal(target[:, :3], source)

@@ -87,7 +87,7 @@ def test_paths_by_one_kernel_call_a_layer_are_those_path_by_path(monkeypatch):
     (expected,) = Superposition(paths=3, prior=False).begin(MODEL, [prompt], store)
     wanted, launched = logits_of(expected), []
     kernel = choice.kernel("question_attention")
-    monkeypatch.setattr(choice, "backend_for", lambda problem: choice.named("question_attention"))
+    monkeypatch.setattr(choice, "backend_for", lambda problem: choice.backend_named("question_attention"))
     monkeypatch.setattr(
         kernel, "launch", lambda *given, of=kernel.launch, **more: launched.append(1) or of(*given, **more)
     )

@@ -14,7 +14,7 @@ from tests.refusals import refused
 from workbench import data
 from workbench.data.layouts import LAB
 from workbench.metrics import answers, cost, latency, published_numbers
-from workbench.metrics.kv.selection import agreement, antecedents, by_block, by_offset, chosen, summary
+from workbench.metrics.kv.selection import agreement, antecedents, by_block, by_offset, selection_mask, summary
 from workbench.metrics.latency import ENOUGH, Quantiles, measure, quantiles, ratio
 
 
@@ -268,7 +268,7 @@ def test_agreement_is_symmetric_and_at_most_one(choices):
 
 def test_chosen_tokens_are_counted_by_block_and_by_place_in_it():
     prompts, rows = [prompt_of(2, 4, 8, 3), prompt_of(2, 4, 3)], [torch.tensor([2, 3, 6, 13]), torch.tensor([2])]
-    masks = [chosen(choice, prompt) for choice, prompt in zip(rows, prompts, strict=True)]
+    masks = [selection_mask(choice, prompt) for choice, prompt in zip(rows, prompts, strict=True)]
     np.testing.assert_allclose(by_block(masks, prompts), [[2 / 4, 2 / 8], [1 / 4, np.nan]])
     np.testing.assert_allclose(by_offset(masks, prompts, bins=2), [[3 / 6, 1 / 6], [1 / 2, 0]])
     first, second = summary(by_block(masks, prompts), "some", [1, 2])

@@ -40,8 +40,8 @@ def states():
 @pytest.mark.parametrize("spec", CHOICES)
 def test_every_number_by_hand(spec, chunk, monkeypatch):
     monkeypatch.setattr(tiling, "ELEMENTS", 5000)
-    method, (queries, kv) = sparse.named(spec), states()
-    compact = sparse.named(f"compact(over={spec}, heads=0)") if "compact" not in spec else method
+    method, (queries, kv) = sparse.from_spec(spec), states()
+    compact = sparse.from_spec(f"compact(over={spec}, heads=0)") if "compact" not in spec else method
     keys, values = kv.keys[0], kv.values[0]
     found = list(of_layer(queries, kv, 0, method, chunk).heads(5))
     assert [(head.layer, head.head) for head in found] == [(5, h) for h in range(4)]
@@ -79,7 +79,7 @@ def test_every_number_by_hand(spec, chunk, monkeypatch):
 
 
 def test_a_choice_that_keeps_everything_loses_nothing():
-    found = measure(MODEL, PROMPTS, sparse.named("dense(block=8)"), 16)
+    found = measure(MODEL, PROMPTS, sparse.from_spec("dense(block=8)"), 16)
     assert len(found.heads) == 12
     for head in found.heads:
         assert (head.density, head.union, head.tiles, head.recall) == (1, 1, 1, 1)
@@ -91,7 +91,7 @@ def test_a_choice_that_keeps_everything_loses_nothing():
 
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_the_answer_is_that_of_a_prefill_under_the_choice(chunk):
-    method = sparse.named("window(block=8, sink=0, local=0)")
+    method = sparse.from_spec("window(block=8, sink=0, local=0)")
     found = measure(MODEL, PROMPTS, method, chunk)
     for prompt, kl, agree, answer in zip(PROMPTS, found.kl, found.agree, found.answer, strict=True):
         rows, length = torch.arange(len(prompt)), len(prompt)
@@ -107,7 +107,9 @@ def test_the_answer_is_that_of_a_prefill_under_the_choice(chunk):
 
 
 def test_more_mass_means_less_error():
-    records = [measure(MODEL, PROMPTS, sparse.named(f"oracle(block=8, mass={m})")).record() for m in (0.3, 0.6, 0.95)]
+    records = [
+        measure(MODEL, PROMPTS, sparse.from_spec(f"oracle(block=8, mass={m})")).record() for m in (0.3, 0.6, 0.95)
+    ]
     for what, sign in (("density", 1), ("mass", 1), ("error", -1)):
         values = [sign * record[what] for record in records]
         assert values == sorted(values) and values[0] < values[-1]
@@ -117,13 +119,13 @@ def test_more_mass_means_less_error():
 def test_layers_with_a_window_and_the_scale_of_the_model():
     model = model_of("gemma3", query_pre_attn_scalar=64)
     full = [layer for layer, size in enumerate(attach(model).windows) if not size]
-    found = measure(model, PROMPTS[:1], sparse.named("oracle(block=8, mass=0.9)"))
+    found = measure(model, PROMPTS[:1], sparse.from_spec("oracle(block=8, mass=0.9)"))
     assert sorted({head.layer for head in found.heads}) == full
     assert all(head.mass >= 0.9 - 1e-5 for head in found.heads)
 
 
 def test_a_chunk_below_a_tile_is_refused():
-    refused("chunk 4 is smaller than a tile", measure, MODEL, PROMPTS, sparse.named("dense(block=8)"), 4)
+    refused("chunk 4 is smaller than a tile", measure, MODEL, PROMPTS, sparse.from_spec("dense(block=8)"), 4)
 
 
 # --- Several sparse methods on one prompt give what each gives alone
@@ -143,7 +145,7 @@ def samples():
 @pytest.mark.parametrize("chunk", [None, 48])
 def test_every_method_gives_what_it_gives_alone(loaded, samples, chunk):
     model, tokenizer, layout = loaded
-    methods = {name: sparse.named(spec) for name, spec in SPECS.items()}
+    methods = {name: sparse.from_spec(spec) for name, spec in SPECS.items()}
     for prompt in layout.prompts(samples, tokenizer):
         found = compare(loaded, prompt, methods, chunk, max_new_tokens=3)
         assert list(found) == list(SPECS) and found["dense"].kl < 1e-6
@@ -160,12 +162,12 @@ def test_answers_are_those_of_a_trial(loaded, samples):
         trial = Trial(name, samples=2, seed=5, passages=4, sparse=spec, chunk=48, max_new_tokens=4, timed=1, batch=2)
         _, rows = trial.run_each(loaded=loaded)
         prompts = layout.prompts(samples, tokenizer)
-        ours = [compare(loaded, p, {"a": sparse.named(spec)}, 48, 4)["a"] for p in prompts]
+        ours = [compare(loaded, p, {"a": sparse.from_spec(spec)}, 48, 4)["a"] for p in prompts]
         assert [found.text for found in ours] == [row["answer"] for row in rows]
 
 
 def test_a_chunk_smaller_than_a_tile_is_refused_before_any_work(loaded, samples):
     _, tokenizer, layout = loaded
     (prompt, _) = layout.prompts(samples, tokenizer)
-    methods = {"a": sparse.named("window(block=16)"), "b": sparse.named("window(block=64)")}
+    methods = {"a": sparse.from_spec("window(block=16)"), "b": sparse.from_spec("window(block=64)")}
     refused("chunk 32 is smaller than a tile", compare, loaded, prompt, methods, 32)

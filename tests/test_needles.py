@@ -247,7 +247,7 @@ def test_what_is_read_from_passages_is_what_is_true_of_the_world(seed, passages,
 @given(st.integers(0, 9999), st.integers(1, 14), st.sampled_from(STYLES))
 def test_every_question_is_answered_by_its_passages_and_has_one_answer(seed, passages, style):
     for sample in lab.samples(8, seed, passages, style=style):
-        found = lab_facts.supported(sample)
+        found = lab_facts.supported_answers(sample)
         assert {sample.answers[0]} <= set(found) <= set(sample.answers)
         assert all(verdict(sample, answer) == "supported" for answer in found)
 

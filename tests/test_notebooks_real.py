@@ -27,7 +27,9 @@ def cpu_seconds() -> float:
 def test_a_notebook_runs_with_the_real_model_in_three_minutes(path, smollm2, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # a thread that waits for one without a core does not count
-    monkeypatch.setattr(forked, "served", lambda *_: nullcontext(forked.PLAIN))  # a fork's seconds are not its asker's
+    monkeypatch.setattr(
+        forked, "serve_forks", lambda *_: nullcontext(forked.PLAIN)
+    )  # a fork's seconds are not its asker's
     before = cpu_seconds()
     with NotebookWorkers(1) as workers:
         (run,) = workers.run([NotebookTask(str(path), str(tmp_path), {"model": "smollm2"}, cell_timeout_s=900)])

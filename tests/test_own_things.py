@@ -239,13 +239,13 @@ def test_every_command_that_runs_methods_reads_them_from_a_file(command):
 
 def test_policies_of_a_file_have_names_and_options(method_file):
     own.use([method_file])
-    policy = registry.made("workbench.methods.select", "last_ones(weight=2)")
+    policy = registry.make_policy("workbench.methods.select", "last_ones(weight=2)")
     assert registry.spec_of(policy) == "last_ones(system=1, weight=2)"
     assert "last_ones" in registry.names("workbench.methods.select")
     assert "last_ones" not in registry.names("workbench.methods.sparse")
     assert os.environ[own.FILES] == str(method_file.resolve())
     assert list(own.versions()) == ["mine.py"]
-    refused("weigth", registry.made, "workbench.methods.select", "last_ones(weigth=2)")
+    refused("weigth", registry.make_policy, "workbench.methods.select", "last_ones(weigth=2)")
 
 
 FUNCTIONS = """
@@ -264,7 +264,7 @@ def of_other_things(path): ...
 def test_functions_of_a_file_are_selectors_that_other_processes_know(method_file, loaded, unknown_again):
     method_file.write_text(FUNCTIONS)
     own.use([method_file])
-    assert own.listed([method_file]) == [("select", "from_the_end"), ("select", "by_cache")]
+    assert own.registered_policies([method_file]) == [("select", "from_the_end"), ("select", "by_cache")]
     quick = {"samples": 2, "passages": 2, "timed": 1, "max_new_tokens": 2, "mode": "block", "ratio": 0.3}
     expected = Trial("tiny", select=Backwards(), **quick).run_each(loaded=loaded)[1]
     for name in ("from_the_end", "by_cache"):
@@ -276,7 +276,7 @@ def test_a_file_that_changed_is_read_again(method_file):
     own.use([method_file])
     method_file.write_text(LAST.replace("weight: float = 1.0", "weight: float = 3.0"))
     os.utime(method_file, ns=(1, 1))
-    assert registry.made("workbench.methods.select", "last_ones").weight == 3
+    assert registry.make_policy("workbench.methods.select", "last_ones").weight == 3
 
 
 @pytest.mark.parametrize(
@@ -461,4 +461,4 @@ def test_packages_name_policies_by_entry_points(unknown_again, monkeypatch):
     entry = EntryPoint("backwards", f"{__name__}:Backwards", "workbench.select")
     monkeypatch.setattr(own, "_entries", lambda kind: {"backwards": entry} if kind == "select" else {})
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    assert registry.made("workbench.methods.select", "backwards") == Backwards()
+    assert registry.make_policy("workbench.methods.select", "backwards") == Backwards()

@@ -40,7 +40,7 @@ def test_a_flipped_bit_is_a_miss_that_names_the_tensor(tmp_path, at):
     content = bytearray(path.read_bytes())
     content[-at] ^= 4
     path.write_bytes(content)
-    assert store.get(key) is None and "values of layer" in store.why(key).detail
+    assert store.get(key) is None and "values of layer" in store.miss_reason(key).detail
     store.put(key, kv_of(0))
     assert same(store.get(key), kv_of(0))
 

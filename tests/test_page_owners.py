@@ -55,18 +55,18 @@ class PoolAtRandom(RuleBasedStateMachine):
         needed = -(-len(which) // SIZE)
         if needed > self.pool.free:
             with pytest.raises(NoPages):
-                self.pool.put(KVS[which])
+                self.pool.write_kv(KVS[which])
             return multiple()
-        made = self.pool.encode(MODEL, [which])[0] if encoded else self.pool.put(KVS[which])
+        made = self.pool.encode(MODEL, [which])[0] if encoded else self.pool.write_kv(KVS[which])
         self._hold(made, made.pages.tolist())
         return made, which
 
     @rule(block=consumes(blocks))
     def give_block(self, block):
         cached, _ = block
-        self.pool.give(cached)
+        self.pool.free_pages(cached)
         del self.held[id(cached)]
-        refused("given back before", self.pool.give, cached)
+        refused("given back before", self.pool.free_pages, cached)
         refused("given back before", self.pool.open, [cached], 3)
 
     @rule(target=prompts, some=st.lists(blocks, min_size=1, max_size=3), reserve=st.integers(1, 9), naive=st.booleans())
@@ -114,11 +114,11 @@ class PoolAtRandom(RuleBasedStateMachine):
         free = self.pool.free
         for call in (
             lambda: self.other.open([block[0]], 3),
-            lambda: self.other.give(block[0]),
+            lambda: self.other.free_pages(block[0]),
             lambda: self.other.close(prompt[0]),
             lambda: Runner(MODEL, self.other).prefill([prompt[0]], [torch.tensor([1])]),
-            lambda: self.pool.give([0]),
-            lambda: self.pool.give([PAGES]),
+            lambda: self.pool.free_pages([0]),
+            lambda: self.pool.free_pages([PAGES]),
             lambda: self.runner.prefill([prompt[0]], [torch.tensor([97])]),
             lambda: self.runner.prefill([prompt[0]] * 2, [torch.tensor([1])] * 2),
         ):
@@ -138,7 +138,7 @@ class PoolAtRandom(RuleBasedStateMachine):
     def _compare(self, made, blocks, naive):
         """What the prompt reads is its blocks, and what was computed for it, whoever else was at work."""
         rows = len(self.said[id(made)])
-        got = self.pool.read(made.context, made, rows, "naive" if naive else "re-encoded")
+        got = self.pool.read_kv(made.context, made, rows, "naive" if naive else "re-encoded")
         values = torch.cat([KVS[block].values[0] for block in blocks], 1)
         torch.testing.assert_close(got.values[0][:, : made.length], values, atol=1e-5, rtol=1e-4)
         fresh = MODEL.get_decoder().layers[0]
@@ -155,16 +155,16 @@ TestPoolAtRandom = PoolAtRandom.TestCase
 def test_pages_that_others_have_taken_since_are_not_given_back():
     pool = Pool(MODEL, 3, SIZE, kernels=False)
     mine = pool.take(5)
-    pool.give(mine)
+    pool.free_pages(mine)
     theirs = pool.take(5)
-    refused("others have taken it since", pool.give, mine)
+    refused("others have taken it since", pool.free_pages, mine)
     assert pool.free == 0
-    pool.give(theirs)
-    refused("is not taken", pool.give, [1, 2])
-    refused("page 0 is scratch", pool.give, [0])
-    refused("page 3 is not of this pool: its pages are 1 to 2", pool.give, [3])
+    pool.free_pages(theirs)
+    refused("is not taken", pool.free_pages, [1, 2])
+    refused("page 0 is scratch", pool.free_pages, [0])
+    refused("page 3 is not of this pool: its pages are 1 to 2", pool.free_pages, [3])
     one = pool.take(1)
-    refused("twice", pool.give, [*one, *one])
+    refused("twice", pool.free_pages, [*one, *one])
 
 
 def test_pages_are_looked_at_again_only_where_some_were_given_back_that_others_may_read(monkeypatch):
@@ -172,12 +172,12 @@ def test_pages_are_looked_at_again_only_where_some_were_given_back_that_others_m
     cached, other = pool.put_many([KVS[BLOCKS[0]], KVS[BLOCKS[1]]])
     prompt, ended = pool.open([cached], 2), pool.open([cached], 2)
     looked = []
-    monkeypatch.setattr(pool.owners, "holds", lambda *pages: looked.append(1) or True)
+    monkeypatch.setattr(pool.owners, "still_owned", lambda *pages: looked.append(1) or True)
     pool.close(ended)
     looked.clear()
     pool.check(prompt)
     assert not looked
-    pool.give(other)
+    pool.free_pages(other)
     looked.clear()
     pool.check(prompt)
     pool.check(prompt)
@@ -188,7 +188,7 @@ def test_a_request_of_another_model_is_refused():
     pool, other = Pool(MODEL, 9, SIZE, kernels=False), model_of(seed=5)
     for call in (lambda: Runner(other, pool), lambda: pool.encode(other, BLOCKS[:1])):
         refused("of another model", call)
-    refused("another model", pool.put, KV([torch.zeros(1, 2, 3)], [torch.zeros(1, 2, 3)]))
+    refused("another model", pool.write_kv, KV([torch.zeros(1, 2, 3)], [torch.zeros(1, 2, 3)]))
     assert pool.free == 8
 
 
@@ -227,7 +227,7 @@ def test_what_runs_out_of_memory_leaves_the_pool_and_other_requests_whole(monkey
     free = pool.free
     for part, name, call in (
         (page_storage, "packed_pass", lambda: pool.encode(MODEL, BLOCKS)),
-        (pool, "copy_in", lambda: pool.put(KVS[BLOCKS[0]])),
+        (pool, "copy_in", lambda: pool.write_kv(KVS[BLOCKS[0]])),
         (paged_pool, "table_of", lambda: pool.open(cached, 4)),
         (type(MODEL), "forward", lambda: runner.prefill([prompt], [torch.tensor([1, 2])])),
     ):

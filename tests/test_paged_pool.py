@@ -184,7 +184,7 @@ def test_a_context_is_gathered_as_it_is_assembled(filled):
 
 def test_a_run_of_tokens_is_put_into_a_pool():
     pool, (kv,) = Pool(MODEL, 9, 16), encode_many(MODEL, [BLOCKS[2]], [[BLOCKS[1]]])
-    found = pool.put(kv)
+    found = pool.write_kv(kv)
     assert (len(found), found.start) == (33, 7)
     assert torch.equal(pool.keys[1][:, pool.slots(found).to(DEVICE)], kv.keys[1])
 
@@ -224,7 +224,7 @@ def test_a_bucket_holds_what_it_is_made_for(filled):
     bucket = Bucket.of(held, 17)
     assert (bucket.batch, bucket.rows, bucket.shifted, bucket.reserve) == (2, 24, True, 0)
     assert Bucket.of(held, 1, reserve=70).reserve == 128 and Bucket.of(held, 1, reserve=70).rows == 1
-    assert Bucket.of(held, 3000).rows == 3000 and Bucket.of(held, 3000).large
+    assert Bucket.of(held, 3000).rows == 3000 and Bucket.of(held, 3000).is_large
     for one in held:
         pool.close(one)
 
@@ -255,9 +255,9 @@ def test_the_table_of_a_context_is_kept_until_pages_are_given_back():
         assert (getattr(first.table, name)[:count] == getattr(again.table, name)[:count]).all(), name
     assert (other.table.numbers[:count] != first.table.numbers[:count]).any()
     assert pool.open([one, two], 7, positions="naive").table.shifts is None
-    pool.give(three)
+    pool.free_pages(three)
     assert pool.open([one, two], 7).table.first.tolist() == first.table.first.tolist()
-    pool.give(two)
+    pool.free_pages(two)
     refused("given back", pool.open, [one, two], 7)
 
 

@@ -21,8 +21,8 @@ from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.methods import select, sparse
-from workbench.methods.sparse._small import SETTINGS, small
-from workbench.metrics.attention_mass import busiest, masked, overlap, reused
+from workbench.methods.sparse._small import SETTINGS, for_tile_size
+from workbench.metrics.attention_mass import busiest, measure_masked, overlap, reused
 from workbench.metrics.kv import position_encoding
 from workbench.metrics.kv.position_encoding import SCHEMES, drift, key_rotation, shift_errors
 from workbench.metrics.tiles import tile_recall, tile_states
@@ -34,10 +34,10 @@ from workbench.plots.kv.deviation import deviation
 from workbench.plots.kv.position_encoding import rotation
 from workbench.plots.marks import chart, styles
 from workbench.plots.marks import table as tables
-from workbench.plots.marks.elements import some
+from workbench.plots.marks.elements import pick_evenly
 from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
 from workbench.plots.tiles import heads, tile_overview, union
-from workbench.plots.tiles.reduce import blocks, firsts, shares
+from workbench.plots.tiles.reduce import blocks, cell_starts, shares
 from workbench.plots.tiles.tile_recall import (
     LEVELS,
     DensityCurve,
@@ -82,7 +82,7 @@ def test_shares_of_a_short_mask_are_the_mask():
 def test_a_reduced_mask_loses_no_visible_pair(length, cells, size):
     """Block mean over the true cells; anything visible stays above zero, as striding would not keep it."""
     seen = visible(window(size), torch.arange(length), torch.arange(length)).numpy()
-    reduced, starts = shares(window(size), length, cells), firsts(length, cells)
+    reduced, starts = shares(window(size), length, cells), cell_starts(length, cells)
     edges = [*starts, length]
     assert reduced.dtype == np.uint8 and reduced.shape == (len(starts), len(starts))
     for i in range(len(starts)):
@@ -147,17 +147,17 @@ def test_strip_shows_every_block_and_its_text():
 # --- attention
 def test_attention_mass_of_reuse_is_that_of_the_block_mask(model):
     p = prompt()
-    mask, reuse_ = masked(model, p, block_attention(p)), reused(model, p, "re-encoded")
+    mask, reuse_ = measure_masked(model, p, block_attention(p)), reused(model, p, "re-encoded")
     torch.testing.assert_close(mask.tokens, reuse_.tokens, atol=1e-6, rtol=0)
     torch.testing.assert_close(mask.logits, reuse_.logits, atol=2e-5, rtol=0)
     torch.testing.assert_close(mask.tokens.sum(-1), torch.ones(3, 4))
     assert mask.blocks[:, :, 1, 0].abs().max() == 0, "a passage does not see another"
-    assert masked(model, p).blocks[:, :, 1, 0].min() > 0
+    assert measure_masked(model, p).blocks[:, :, 1, 0].min() > 0
 
 
 def test_attention_mass_is_that_of_the_stock_model(model):
     p = prompt()
-    ours = masked(model, p).tokens
+    ours = measure_masked(model, p).tokens
     model.set_attn_implementation("eager")
     stock = model(p.tokens[None], output_attentions=True).attentions
     for layer, theirs in enumerate(stock):
@@ -166,7 +166,7 @@ def test_attention_mass_is_that_of_the_stock_model(model):
 
 def test_attention_figures_select_layer_and_head_without_a_kernel(model):
     p = prompt()
-    found = {"full": masked(model, p), "block": reused(model, p, "re-encoded")}
+    found = {"full": measure_masked(model, p), "block": reused(model, p, "re-encoded")}
     token = {way: mass.tokens.numpy() for way, mass in found.items()}
     block = {way: mass.blocks.numpy() for way, mass in found.items()}
     for fig in (
@@ -256,13 +256,13 @@ def test_words_that_a_table_broke_are_whole_again_on_a_page():
     trace = tables.table(["shuffled order", "unbounded"], rows, widths=[1, 9], words=2, title="T", **SAID).data[0]
     narrow = [tables.broken(text, 40) for row in rows for text in row]
     assert any(line.endswith(tables.WITHIN) for lines in narrow for line in lines)
-    assert [tables.rejoined("<br>".join(lines)) for lines in narrow] == [text for row in rows for text in row]
+    assert [tables.original_text("<br>".join(lines)) for lines in narrow] == [text for row in rows for text in row]
     assert all(tables.drawn_width(line) <= 40 for lines in narrow for line in lines)
-    assert list(map(tables.rejoined, trace.header["values"])) == ["shuffled order", "unbounded"]
+    assert list(map(tables.original_text, trace.header["values"])) == ["shuffled order", "unbounded"]
 
 
 def test_marks_at_one_share_have_an_axis_near_it():
-    rows = chart.measured([{"name": name, "value": 0.0, "low": 0.0, "high": 0.0} for name in "ab"])
+    rows = chart.measured_rows([{"name": name, "value": 0.0, "low": 0.0, "high": 0.0} for name in "ab"])
     low, high = chart.dot_plot(rows, y="name", percent=True, title="T").layout.xaxis.range
     assert -0.1 < low < 0 < high < 0.1
 
@@ -291,7 +291,7 @@ def test_the_head_that_looks_most_at_a_place_is_found_and_shown_first():
 MODEL = model_of("llama")
 STATES = dense_states(MODEL, prompt_of(60, 70, 30).tokens)  # 160 tokens
 SPAN = Span(range(160), range(160))
-WINDOW = sparse.named("window(block=8, local=2)")
+WINDOW = sparse.from_spec("window(block=8, local=2)")
 
 
 def test_every_method_has_a_look_and_small_settings():
@@ -300,8 +300,8 @@ def test_every_method_has_a_look_and_small_settings():
     assert len(set(looks)) == len(looks), "colour and symbol"
     assert SPARSE_METHODS.name_of("compact(over=bfla(mass=0.5))") == "CompactAttention over BFLA"
     for name in sparse.names():
-        assert sparse.named(small(name, 16)).size == (64 if name == "seer_attention" else 16)
-    assert small("bfla(mass=0.5)") == "bfla(mass=0.5)"
+        assert sparse.from_spec(for_tile_size(name, 16)).size == (64 if name == "seer_attention" else 16)
+    assert for_tile_size("bfla(mass=0.5)") == "bfla(mass=0.5)"
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 12), st.integers(0, 99))
@@ -321,10 +321,12 @@ def test_reduction_by_block_loses_nothing(i, j, cells, seed):
 def test_an_overview_shows_every_kept_tile(count, cells, seed):
     kept = np.random.default_rng(seed).random((count, count)) < 0.05
     for how in tile_overview.REDUCTIONS:
-        z = tile_overview.reduced(kept, cells, how)
+        z = tile_overview.reduce_tiles(kept, cells, how)
         assert np.array_equal(z >= 2, blocks(np.tril(kept), cells))
         assert np.array_equal(z > 0, blocks(np.tri(count, dtype=bool), cells))
-    assert (tile_overview.reduced(kept | True, cells, "mean") != 254).all(), "whole cells are 255 on the diagonal too"
+    assert (tile_overview.reduce_tiles(kept | True, cells, "mean") != 254).all(), (
+        "whole cells are 255 on the diagonal too"
+    )
 
 
 def test_a_tile_is_dropped_kept_or_missed_and_darker_with_attention():
@@ -341,7 +343,7 @@ def test_a_tile_is_dropped_kept_or_missed_and_darker_with_attention():
 
 
 def test_maps_pick_layer_and_head_without_a_kernel():
-    found = [tile_recall.chosen(STATES, i, WINDOW) for i in STATES.layers]
+    found = [tile_recall.select_by(STATES, i, WINDOW) for i in STATES.layers]
     panels = {name: [[of_head(c, h) for h in range(4)] for c in found] for name in ("one", "two")}
     given = {"layers": [0, 1, 2], "heads": [0, 1, 2, 3], "title": "T", "layer": 1, "head": 2}
     check(fig := maps(panels, SPAN, **given, **SAID))
@@ -355,15 +357,15 @@ def test_maps_pick_layer_and_head_without_a_kernel():
 
 
 def test_a_figure_carries_few_layers_the_wanted_one_among_them():
-    assert some(range(8), 3) == list(range(8))
-    assert len(some(range(80), 41)) == 8 and {0, 41, 79} <= set(some(range(80), 41))
+    assert pick_evenly(range(8), 3) == list(range(8))
+    assert len(pick_evenly(range(80), 41)) == 8 and {0, 41, 79} <= set(pick_evenly(range(80), 41))
 
 
 def test_a_slider_moves_the_threshold():
-    oracle = sparse.named("oracle(block=8)")
+    oracle = sparse.from_spec("oracle(block=8)")
     steps, points = [], []
     for value in (0.3, 0.6, 0.9):
-        one = tile_recall.chosen(STATES, 1, oracle.with_threshold(value))
+        one = tile_recall.select_by(STATES, 1, oracle.with_threshold(value))
         points.append(one.record())
         steps.append(ThresholdStep(of_head(one, 0), f"mass {value}", points[-1]["density"], points[-1]["mass"]))
     x, y = [p["density"] for p in points], [p["mass"] for p in points]
@@ -384,7 +386,7 @@ def test_heads_have_one_scale_and_their_numbers():
 
 
 def test_rescues_show_the_first_rule():
-    method = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
+    method = sparse.from_spec("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
     found = [tile_recall.bfla_rules(STATES, i, method) for i in STATES.layers]
     picture = first_rule(found[0], 1)
     kept = found[0].kept
@@ -399,7 +401,7 @@ def test_rescues_show_the_first_rule():
 
 
 def test_the_union_is_drawn_step_by_step():
-    method = sparse.named("random(block=8, share=0.2, sink=1, local=0)")
+    method = sparse.from_spec("random(block=8, share=0.2, sink=1, local=0)")
     found = [tile_states.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
     first, second, third, fourth = union.steps(found[1], 1)
     assert first.shape == (2 * 4, 16) and second.shape == (2, 16) and third.shape == fourth.shape == (1, 16)
@@ -417,20 +419,20 @@ def test_the_union_is_drawn_step_by_step():
 
 @pytest.mark.parametrize("spec", ["random(block=8)", "dense(block=8)"])
 def test_a_single_head_can_be_an_execution_group(spec):
-    found = tile_states.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
+    found = tile_states.union(STATES, 0, sparse.from_spec(spec), slice(0, 160), heads=1)
     assert found.group == 1 and len(found.groups) == 4
 
 
 def test_an_overview_beside_its_detail():
     chosen = tile_recall.choice(STATES, 0, WINDOW)
-    part = tile_recall.window(STATES, 0, 1, chosen, slice(10, 14)).at(slice(8, 14))
+    part = tile_recall.window(STATES, 0, 1, chosen, slice(10, 14)).over_keys(slice(8, 14))
     where = span_of(part)
     assert (where.rows, where.keys) == (range(80, 112), range(64, 112))
-    z = tile_overview.reduced(chosen.kept[1].numpy(), 10, "mean")
-    fig = tile_overview.zoomed(z, SPAN, in_window(part, 20), where, names=["all", "part"], title="T", **SAID)
+    z = tile_overview.reduce_tiles(chosen.kept[1].numpy(), 10, "mean")
+    fig = tile_overview.overview_figure(z, SPAN, in_window(part, 20), where, names=["all", "part"], title="T", **SAID)
     check(fig)
     assert fig.data[0].z.shape == (10, 10) and fig.data[1].z.shape == (4, 6) and fig.layout.shapes[0].y0 == 80
-    panels = {"w": {"mean": z, "max": tile_overview.reduced(chosen.kept[1].numpy(), 10, "max")}}
+    panels = {"w": {"mean": z, "max": tile_overview.reduce_tiles(chosen.kept[1].numpy(), 10, "max")}}
     check(fig := tile_overview.overview(panels, SPAN, detail=where, **SAID))
     assert len(fig.layout.updatemenus[0].buttons) == 2 and not fig.data[1].visible
 
@@ -476,7 +478,10 @@ def test_a_method_without_a_threshold_has_nothing_to_turn():
         and ("alpha = 0.06", 0.06) in labels
         and [v for _, v in labels] == sorted((v for _, v in labels), reverse=True)
     )
-    assert explored.thresholds_of("xattention(threshold=taus.json)")[1] in sparse.named("xattention").threshold_steps[1]
+    assert (
+        explored.thresholds_of("xattention(threshold=taus.json)")[1]
+        in sparse.from_spec("xattention").threshold_steps[1]
+    )
 
 
 def test_the_explorer_of_a_long_prompt_moves_its_frame():
@@ -513,7 +518,9 @@ def test_lines_list_every_name_once_and_leave_nan_out():
         for at in range(4)
     ]
     panels = {"one": {"title": "one", "percent": True}, "two": {"title": "two", "y_log": True}}
-    fig = chart.lines(chart.measured(rows), x="at", by="name", panel="panel", panels=panels, title="T", mark=1, **SAID)
+    fig = chart.lines(
+        chart.measured_rows(rows), x="at", by="name", panel="panel", panels=panels, title="T", mark=1, **SAID
+    )
     assert [trace.name for trace in fig.data if trace.showlegend] == ["a", "b"]
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     assert len(lines) == 4 and all(trace.x == (1, 2, 3) for trace in lines)

@@ -71,7 +71,7 @@ def test_what_lies_in_the_folder_is_what_a_request_would_make(whole, loaded):
     model, tokenizer, layout = loaded
     samples = data.load("lab", 16, 0, 3)
     corpus = Corpus.of(samples, layout, tokenizer)
-    policy = prepare.named("with_neighbours(n=2)", corpus=corpus)
+    policy = prepare.from_spec("with_neighbours(n=2)", corpus=corpus)
     store = MemoryStore(behind=FolderStore(whole.folder, kind_of(model, policy)))
     prompts = layout.prompts(samples, tokenizer)
     found = policy(model, prompts, store)
@@ -146,7 +146,7 @@ def test_a_shard_that_another_process_has_written_meanwhile_stays(folder, loaded
     model, tokenizer, layout = loaded
     corpus = Corpus.of(data.corpus("lab", 8, 0, 3), layout, tokenizer)
     before, name = held(found.folder), next((tmp_path / "a").glob("passages-*")).stem
-    policy = prepare.named("independent")
+    policy = prepare.from_spec("independent")
     precompute.ShardMaker(model, policy, tmp_path / "a", ()).make((name, corpus.blocks[:2]))
     same(held(found.folder), before)
 

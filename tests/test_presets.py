@@ -28,7 +28,7 @@ def test_every_published_method_answers_and_accounts_for_its_tokens(folder, load
     fields |= {"select": small[name]} if name in small else {}
     if fields.get("prepare") == "packet":
         loaded = models.load(folder)
-        soft_tokens.grow(loaded.model, soft_tokens.drawn(loaded.model, (2, 1, 1)))
+        soft_tokens.grow(loaded.model, soft_tokens.sample_embeddings(loaded.model, (2, 1, 1)))
     record = Trial(str(folder), **fields, **QUESTIONS).run(loaded=loaded)
     assert record.n == 4 and record.flops > 0 and record.ttft_s.n == 1
     assert (record.rows_reused > 0) == (name not in ("full", "kvcomm")), "KVCOMM computes its first anchors in full"

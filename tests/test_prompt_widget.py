@@ -17,10 +17,10 @@ from IPython.display import DisplayHandle
 
 from tests.refusals import refused
 from workbench import data, explore
-from workbench.app.explore.debounce import Newest, Superseded
+from workbench.app.explore.debounce import Debounced, Superseded
 from workbench.app.explore.editor import heat as prompt_heat
-from workbench.app.explore.editor.choices import Wanted
-from workbench.app.explore.editor.grid import arrangements, asked
+from workbench.app.explore.editor.choices import EditorRequest
+from workbench.app.explore.editor.grid import arrangements, first_request
 from workbench.app.explore.editor.html import page as whole_page
 from workbench.app.explore.editor.text import PromptReader
 from workbench.app.explore.live import selection_of
@@ -36,7 +36,7 @@ def sample():
 
 @pytest.fixture
 def touched(loaded, sample):
-    work, wanted, _ = asked(loaded, sample, select="first_k", ratio=0.5, max_new_tokens=3)
+    work, wanted, _ = first_request(loaded, sample, select="first_k", ratio=0.5, max_new_tokens=3)
     return work, wanted
 
 
@@ -101,7 +101,7 @@ def test_kept_tiles_are_those_that_the_answer_was_computed_with(touched):
 
 def test_methods_beside_answer_the_same_prompt_once_and_keep_their_answer(touched):
     work, wanted = touched
-    wanted = Wanted.of({**wanted.to_json(), "beside": [{"select": "none"}, {"select": "all"}], "place": 1})
+    wanted = EditorRequest.of({**wanted.to_json(), "beside": [{"select": "none"}, {"select": "all"}], "place": 1})
     answers, bill = (last(work, wanted)[name] for name in ("answers", "bill"))
     reuse, full = answers["beside"]
     assert reuse["kl"] == pytest.approx(last(work, replace(wanted, select="none"))["answers"]["kl"])
@@ -115,7 +115,7 @@ def test_methods_beside_answer_the_same_prompt_once_and_keep_their_answer(touche
 
 def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier_or_all_are_short(touched, monkeypatch):
     work, wanted = touched
-    wanted = Wanted.of({**wanted.to_json(), "beside": [{"select": "none"}]})
+    wanted = EditorRequest.of({**wanted.to_json(), "beside": [{"select": "none"}]})
     before = last(work, wanted)
     short = "workbench.app.explore.editor.answers.SHORT"
     monkeypatch.setattr(short, float("inf"))
@@ -203,7 +203,7 @@ def test_the_newest_wish_wins():
             raise
         done.append(wish)
 
-    newest = Newest(run)
+    newest = Debounced(run)
     newest.ask(1)
     assert began.wait(5)
     newest.ask(2)
@@ -266,7 +266,7 @@ def test_what_cannot_be_answered_is_said_and_the_older_answer_stays(loaded, samp
 )
 def test_a_wish_that_is_none_is_refused_in_a_sentence(touched, change, said):
     _, wanted = touched
-    refused(said, lambda: Wanted.of(wanted.to_json() | change))
+    refused(said, lambda: EditorRequest.of(wanted.to_json() | change))
 
 
 @given(text=st.text(min_size=1, max_size=40).filter(str.strip))
@@ -280,7 +280,7 @@ def test_texts_of_tokens_join_to_the_text_of_their_block(loaded, text):
 
 def test_tokens_of_a_prompt_that_is_given_as_tokens_stay_until_its_text_is_changed(loaded):
     odd = Prompt((Block((0, 40, 41)), Block((7, 8, 9)), Block((50, 51))))
-    work, wanted, _ = asked(loaded, odd, select="none")
+    work, wanted, _ = first_request(loaded, odd, select="none")
     assert work.reader.prompt(wanted.pieces) == odd
     changed = replace(wanted.pieces[1], text="other")
     assert work.reader.prompt((wanted.pieces[0], changed, wanted.pieces[2])).blocks[1] != odd.blocks[1]
@@ -316,7 +316,7 @@ def test_a_page_holds_every_order_and_choice_and_says_what_the_widget_says(loade
     reuse, *_ = (one for one in sparse.records() if one["select"] == "none")
     assert reuse["kl"] == pytest.approx(last(work, replace(wanted, select="none"))["answers"]["kl"], abs=1e-5), "dense"
     assert [one["ratio"] for one in sparse.records() if one["select"] == "query_guided"] == [0.5]
-    of_page = {spec: asked(loaded, sample, sparse=spec)[2]["sparse"] for spec in ("window", "window(local=2)")}
+    of_page = {spec: first_request(loaded, sample, sparse=spec)[2]["sparse"] for spec in ("window", "window(local=2)")}
     for spec, entries in of_page.items():
         assert [one["value"] for one in entries if one["title"] == "window and sink"] == [spec], "one entry a method"
     assert len(arrangements(wanted.pieces, 2)) == 2, "some orders only: none is left out"
@@ -348,7 +348,7 @@ def test_the_marked_token_is_shared_with_the_explorers_of_the_prompt(loaded, sam
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50), st.booleans())
 def test_a_darker_byte_never_stands_for_less(values, log):
-    painted = prompt_heat.painted(torch.tensor(values, dtype=torch.float64)[None], log=log)
+    painted = prompt_heat.encode_heatmap(torch.tensor(values, dtype=torch.float64)[None], log=log)
     data = np.frombuffer(base64.b64decode(painted["data"]), np.uint8)
     order = np.argsort(np.float32(values), kind="stable")
     assert (np.diff(data[order].astype(int)) >= 0).all() and painted["shape"] == [1, len(values)]
@@ -379,7 +379,7 @@ def test_an_interpreter_that_ends_while_a_wish_is_answered_ends_well():
 
 def test_what_is_closed_takes_no_wish():
     done = []
-    newest = Newest(lambda wish, alive: done.append(wish))
+    newest = Debounced(lambda wish, alive: done.append(wish))
     newest.close()
     newest.ask(1)
     assert newest.wait(5) and not done

@@ -61,11 +61,11 @@ def logits(request):
 def _logits(engine):
     model, one = model_of("llama", num_hidden_layers=4), SamplingParams(max_new_tokens=1)
     torch.manual_seed(1)
-    soft_tokens.grow(model, soft_tokens.drawn(model, (2, 1, 2)))
+    soft_tokens.grow(model, soft_tokens.sample_embeddings(model, (2, 1, 2)))
     model.to(DEVICE)
 
     def of(method, wrapped=False):
-        prompt = Packet().wrapped(model, [PROMPT])[0] if wrapped else PROMPT
+        prompt = Packet().with_soft_tokens(model, [PROMPT])[0] if wrapped else PROMPT
         return answer(model, Letters(), [prompt], method, MemoryStore(1 << 30), one, engine).logits[0]
 
     return of
@@ -85,7 +85,7 @@ def wrong(name, helper):
         package = "workbench.methods.modes" if folder == "mode" else f"workbench.methods.{folder}"
         if spec in ("none", "reuse", "full"):  # a mode is a name alone
             continue
-        policy, _ = registry.found(package, spec)
+        policy, _ = registry.find_policy(package, spec)
         choice = registry.parse(spec)[0]
         for option in ("nope", *(field.name for field in fields(policy) if field.init and field.name != "corpus")):
             yield option, {**own, folder: f"{choice}({option}=-1.5)"}

@@ -28,7 +28,7 @@ from workbench.experiments.trials.trial import Trial
 from workbench.methods.preprocessing.precompute import Preparation
 from workbench.models import pretrained, random_init
 from workbench.models.gguf.header import VERSION
-from workbench.training.tuning.text.overlap import apart, words_of
+from workbench.training.tuning.text.overlap import without_overlap, words_of
 
 ASKED = {"samples": 2, "passages": 3, "max_new_tokens": 2, "timed": 1}
 
@@ -111,13 +111,18 @@ def test_text_that_is_scored_on_is_refused_by_its_first_sample_or_left_out(texts
     train_on, held = data.load(texts["train"]), data.load(texts["held"])
     shouted = replace(held[0].ctxs[0], title="Other", text=held[0].ctxs[0].text.upper().replace(" ", "  ") + "!")
     leaky = [*train_on, replace(train_on[0], id="leak", ctxs=(*train_on[0].ctxs, shouted))]
-    refused(f"sample 'leak' shares a passage with sample '{held[0].id}' of .*held.jsonl", apart, leaky, [texts["held"]])
-    kept, record = apart(leaky, [texts["held"]], drop=True)
+    refused(
+        f"sample 'leak' shares a passage with sample '{held[0].id}' of .*held.jsonl",
+        without_overlap,
+        leaky,
+        [texts["held"]],
+    )
+    kept, record = without_overlap(leaky, [texts["held"]], drop=True)
     assert kept == train_on and record["left_out"] == 1 and record["shared_passages"] == record["shared_questions"] == 0
     asked = [*train_on, replace(train_on[0], id="asked", question=held[1].question.lower().replace("?", " ?"))]
-    refused(f"sample 'asked' shares a question with sample '{held[1].id}'", apart, asked, [texts["held"]])
-    refused("all 6 samples share", apart, held, [texts["held"]], drop=True)
-    assert apart(train_on, []) == (train_on, None)
+    refused(f"sample 'asked' shares a question with sample '{held[1].id}'", without_overlap, asked, [texts["held"]])
+    refused("all 6 samples share", without_overlap, held, [texts["held"]], drop=True)
+    assert without_overlap(train_on, []) == (train_on, None)
 
 
 def test_shared_runs_of_words_are_counted_though_the_passages_differ(texts):
@@ -125,7 +130,7 @@ def test_shared_runs_of_words_are_counted_though_the_passages_differ(texts):
     text = held[0].ctxs[0].text
     longer = replace(train_on[0], ctxs=(replace(train_on[0].ctxs[0], text=f"{text} And more is told here."),))
     assert len(words_of(text).split()) >= 13
-    _, record = apart([longer], [texts["held"]])
+    _, record = without_overlap([longer], [texts["held"]])
     assert record["passages_sharing_a_run"] == 1 and record["shared_passages"] == 0
 
 

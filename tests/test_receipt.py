@@ -36,7 +36,7 @@ def test_blocks_are_encoded_at_first_and_reused_and_shifted_later():
     assert [block.status for block in first.blocks] == ["encoded", "encoded"] and first.misses == {"never seen": 2}
     (second,) = answer([prompt(1, 0, 2)], "block", store)
     assert second.blocks[0] == BlockReceipt("passage 4", 4, "reused", "host", second.blocks[0].bytes, 0)
-    assert second.blocks[1].shift == 4 and second.shifted == 2, "the last one was encoded, and shifted too"
+    assert second.blocks[1].shift == 4 and second.rerotated == 2, "the last one was encoded, and shifted too"
     assert second.count("reused") == 2 and second.question == 3
     assert second.bytes == {"host": sum(block.bytes for block in second.blocks)} and second.bytes["host"] > 0
     assert set(second.seconds) == {"load", "encode", "store", "place", "prefill", "decode"}
@@ -54,13 +54,13 @@ def test_recomputed_tokens_are_counted_by_block():
     (receipt,) = answer([prompt(0, 1)], method, store)
     assert receipt.recomputed == sum(block.recomputed for block in receipt.blocks) == 5
     (naive,) = answer([prompt(1, 0)], Reuse(positions="naive"), store)
-    assert naive.shifted == 0
+    assert naive.rerotated == 0
 
 
 def test_full_attention_looks_nothing_up():
     (receipt,) = answer([prompt(0, 1)], "full", None)
     assert [block.status for block in receipt.blocks] == ["computed", "computed"]
-    assert receipt.bytes == {} and receipt.misses == {} and receipt.shifted == 0
+    assert receipt.bytes == {} and receipt.misses == {} and receipt.rerotated == 0
 
 
 def test_preparations_are_told_by_the_key_that_is_made_of_most():

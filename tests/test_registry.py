@@ -57,8 +57,8 @@ def test_a_path_needs_no_quotation_marks_and_any_text_may_have_them(path):
 def test_a_policy_with_a_file_of_vectors_is_made_again_from_its_spec(tmp_path):
     path = tmp_path / "some vectors (1).npz"
     embedders.save(path, CORPUS.texts, "tfidf")
-    policy = prepare.named(f"with_neighbours(n=2, search=exact, embedder={str(path)!r})", corpus=CORPUS)
-    assert policy.embedder == str(path) and prepare.named(registry.spec_of(policy), corpus=CORPUS) == policy
+    policy = prepare.from_spec(f"with_neighbours(n=2, search=exact, embedder={str(path)!r})", corpus=CORPUS)
+    assert policy.embedder == str(path) and prepare.from_spec(registry.spec_of(policy), corpus=CORPUS) == policy
     MethodConfig(mode="block", prepare=f"with_neighbours(n=2, embedder={str(path)!r})").check()
     missing = MethodConfig(mode="block", prepare=f"with_neighbours(n=2, embedder={tmp_path}/x.npz)")
     refused("no such file of vectors", missing.check)
@@ -72,8 +72,8 @@ def test_lists_within_brackets_stay_whole():
 
 @pytest.mark.parametrize("spec", ["independent", "after_system(system=2)", "with_neighbours(n=3, search=exact)"])
 def test_the_spec_of_a_policy_makes_it_again(spec):
-    policy = prepare.named(spec, corpus=CORPUS)
-    again = prepare.named(registry.spec_of(policy), corpus=CORPUS)
+    policy = prepare.from_spec(spec, corpus=CORPUS)
+    again = prepare.from_spec(registry.spec_of(policy), corpus=CORPUS)
     assert again == policy and registry.spec_of(again) == registry.spec_of(policy)
 
 
@@ -105,15 +105,15 @@ def test_what_is_no_spec_is_refused(spec):
     ],
 )
 def test_an_option_that_is_not_allowed_is_refused_in_one_sentence(spec, message):
-    assert refused(".", select.named, spec) == message
-    assert select.named("first_k").k is None
+    assert refused(".", select.from_spec, spec) == message
+    assert select.from_spec("first_k").k is None
 
 
 LIGHTLY = """import sys
 from workbench.methods import registry, unimported
 for kind in sys.argv[1:]:
     for name in registry.shipped(package := f"workbench.methods.{kind}"):
-        print(kind, name, [each.name for each in registry.said(unimported.declared(package, name))], sep="|")
+        print(kind, name, [each.name for each in registry.spec_fields(unimported.fields_only(package, name))], sep="|")
 assert not {"torch", "transformers"} & set(sys.modules)
 """
 
@@ -122,8 +122,8 @@ def test_the_options_of_every_policy_are_known_without_its_import():
     kinds = ("modes", "prepare", "select", "correct", "attend", "sparse")
     ran = subprocess.run([sys.executable, "-c", LIGHTLY, *kinds], capture_output=True, text=True, check=True)
     for kind, name, options in (line.split("|") for line in ran.stdout.splitlines()):
-        policy, _ = registry.found(f"workbench.methods.{kind}", name)
-        assert str([each.name for each in registry.said(policy)]) == options, name
+        policy, _ = registry.find_policy(f"workbench.methods.{kind}", name)
+        assert str([each.name for each in registry.spec_fields(policy)]) == options, name
 
 
 # --- A selector from its text is one like any other, and text that is none is refused in a sentence
@@ -172,22 +172,22 @@ def test_what_is_kept_is_that_of_the_keys_as_they_are(writes):
 
     for number, (first, length, asked) in enumerate(writes, 1):
         keys[first] = number
-        derived.changed(first)
+        derived.mark_stale(first)
         if asked:
-            assert derived.completed("sums", length, complete)[length] == keys[:length].sum()
+            assert derived.get_updated("sums", length, complete)[length] == keys[:length].sum()
 
 
 def test_what_fails_half_way_is_made_anew():
     derived = Derived()
-    derived.completed("x", 8, lambda value, first: [first])
+    derived.get_updated("x", 8, lambda value, first: [first])
 
     def fails(value, first):
         value.append("half")
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        derived.completed("x", 16, fails)
-    assert derived.completed("x", 16, lambda value, first: (value, first)) == (None, 0)
+        derived.get_updated("x", 16, fails)
+    assert derived.get_updated("x", 16, lambda value, first: (value, first)) == (None, 0)
 
 
 def test_chunks_complete_what_earlier_chunks_left_and_a_layer_that_is_written_again_starts_there():
@@ -205,13 +205,13 @@ def test_chunks_complete_what_earlier_chunks_left_and_a_layer_that_is_written_ag
 
 def test_a_copy_keeps_nothing_of_the_original():
     kv = KV.zeros([(1, 8)], 4, reserve=4)
-    kv.derived(0).completed("x", 4, lambda value, first: "theirs")
+    kv.derived(0).get_updated("x", 4, lambda value, first: "theirs")
     for copy in (kv.clone(), kv.slice(0, 4)):
-        assert copy.derived(0).completed("x", 4, lambda value, first: (value, first)) == (None, 0)
+        assert copy.derived(0).get_updated("x", 4, lambda value, first: (value, first)) == (None, 0)
     kv.grow(2)
-    assert kv.derived(0).completed("x", 6, lambda value, first: (value, first)) == ("theirs", 4)
-    kv.changed(1)
-    assert kv.derived(0).completed("x", 6, lambda value, first: first) == 1
+    assert kv.derived(0).get_updated("x", 6, lambda value, first: (value, first)) == ("theirs", 4)
+    kv.mark_changed(1)
+    assert kv.derived(0).get_updated("x", 6, lambda value, first: first) == 1
 
 
 def test_a_check_under_a_condition_is_left_to_the_policy_itself(monkeypatch):

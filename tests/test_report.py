@@ -227,14 +227,18 @@ def test_a_still_figure_keeps_what_is_seen_and_the_places_of_what_is_not():
     hidden = {"type": "scattergl", "visible": False, "y": [1, 2]}
     written = {"type": "scatter", "mode": "markers+text", "y": [1], "text": ["seen"]}
     menu = {"buttons": [{"label": "a", "args": [{"z": [1] * 999}]}], "x": 0}
-    still = thumbnail.still({"data": [HEAT, hidden, written], "layout": {"updatemenus": [menu]}, "frames": [1]})
+    still = thumbnail.without_interaction(
+        {"data": [HEAT, hidden, written], "layout": {"updatemenus": [menu]}, "frames": [1]}
+    )
     assert still["data"] == [{"type": "heatmap", "z": [[0, 1]]}, {"type": "scattergl", "visible": False}, written]
     assert still["layout"]["updatemenus"] == [{"buttons": [{"label": "a", "method": "skip"}], "x": 0}]
     assert "frames" not in still
 
 
 def test_webgl_is_drawn_as_svg():
-    assert thumbnail.still({"data": [{"type": "scattergl", "y": [1]}]})["data"] == [{"type": "scatter", "y": [1]}]
+    assert thumbnail.without_interaction({"data": [{"type": "scattergl", "y": [1]}]})["data"] == [
+        {"type": "scatter", "y": [1]}
+    ]
 
 
 @pytest.mark.parametrize(

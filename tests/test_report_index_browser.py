@@ -118,7 +118,7 @@ LONG = "a name of more than forty letters, of a row"
 @pytest.mark.parametrize("wide", [1280, 800, 390])
 def test_letters_of_figures_have_11_px_at_least(lab, tmp_path, scheme, wide):
     rows = [{"name": f"{LONG} {at}", "value": at, "panel": f"independent blocks, panel {at}"} for at in range(4)]
-    values = chart.measured({**row, "low": 0, "high": 5} for row in rows)
+    values = chart.measured_rows({**row, "low": 0, "high": 5} for row in rows)
     panels = chart.lines(
         values.assign(x=1), x="x", by="name", panel="panel", x_axis="tokens of the longest prompt", title="T"
     )

@@ -43,7 +43,7 @@ def test_rows_are_read_back_with_their_source(tmp_path):
     found = results.read([f"mine={written(tmp_path / 'a')}", f"other={written(tmp_path / 'b', value=0.25)}"])
     counts = found.counts("trial")
     assert list(counts.source) == ["mine", "other"] and list(counts.value) == [0.5, 0.25]
-    assert json.loads(counts.setting[0]) == {"a": 2, "b": 1} and list(results.expanded(counts).a) == [2, 2]
+    assert json.loads(counts.setting[0]) == {"a": 2, "b": 1} and list(results.expand_settings(counts).a) == [2, 2]
     assert list(found.answers().question) == ["1", "2"] * 2 and list(found.timings().runs) == [5, 5]
     assert found.counts("deviation").empty and "deviation" in str(found.missing("deviation"))
 
@@ -75,7 +75,7 @@ def test_a_killed_writer_keeps_whole_rows_and_is_resumed(tmp_path):
         file.write('{"question": "2", "em"')
     assert list(results.read(tmp_path).answers().question) == ["1"]
     with results.Writer(tmp_path, "trial", resume=True, **ORIGIN) as again:
-        assert [row["question"] for row in again.there("answers")] == ["1"]
+        assert [row["question"] for row in again.rows_written("answers")] == ["1"]
         again.answers([{"question": "2"}])
     with results.Writer(tmp_path, "trial", resume=True, **ORIGIN) as third:
         third.answers([{"question": "3"}])
@@ -165,9 +165,9 @@ def test_scores_are_a_row_a_trial_and_kind(tmp_path):
 def test_a_paired_difference_is_of_the_same_questions():
     rows = [{"method": m, "question": str(q), "em": float(e)} for m, e in (("a", 1), ("b", 0)) for q in range(5)]
     answers = pd.DataFrame(rows[:-1])
-    gaps = results.paired(answers, lambda rows: rows.method == "b", "em").set_index("method")
+    gaps = results.paired_differences(answers, lambda rows: rows.method == "b", "em").set_index("method")
     assert gaps.value.a == 1.0 and gaps.n.a == 4 and gaps.value.b == 0.0
-    refused(".", results.paired, answers, lambda rows: rows.method == "c", "em")
+    refused(".", results.paired_differences, answers, lambda rows: rows.method == "c", "em")
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_records_for_trackers_hold_configuration_and_metrics_by_kind(tmp_path):
 
 def settings_of(*values):
     rows = [{"measure": "hits", "value": 0.5, "seed": seed, "setting": {"zipf": z}} for z in values for seed in (0, 1)]
-    return results.expanded(Results({}).with_rows("counts", rows, experiment="x").counts())
+    return results.expand_settings(Results({}).with_rows("counts", rows, experiment="x").counts())
 
 
 def test_rows_say_how_their_setting_differs_from_the_usual_one():
     counts = settings_of(1.0, 1.0, 2.0)
-    assert list(results.varied(counts, ["zipf"]).varied) == ["usual"] * 4 + ["zipf 2.0"] * 2
-    assert results.varied(counts[:0], ["zipf"]).empty
+    assert list(results.vary_one(counts, ["zipf"]).varied) == ["usual"] * 4 + ["zipf 2.0"] * 2
+    assert results.vary_one(counts[:0], ["zipf"]).empty
 
 
 def test_draws_are_averaged_with_their_interval():
@@ -240,7 +240,7 @@ def test_a_curve_a_selector_begins_at_plain_reuse_and_ends_at_full_attention():
     assert ratios == {"query_guided": [0.0, 0.1, 0.3, 1.0], "random": [0.0, 0.1, 0.3, 1.0]}
     assert trial_costs.selector_curves(trial_costs.trials(swept()), "independent").empty
     assert len(trial_costs.at_ratio(trial_costs.trials(swept()), 0.1)) == 4
-    assert set(trial_costs.named(trial_costs.trials(swept())).name) == {
+    assert set(trial_costs.with_policy_names(trial_costs.trials(swept())).name) == {
         "full attention",
         "nothing recomputed",
         "question-guided (FusionRAG)",
@@ -292,7 +292,7 @@ def test_the_shipped_counts_of_sparse_methods_are_those_of_their_answers():
     both = counted.join(means)
     assert np.allclose(both.value, both["mean"]) and (both.n == both["size"]).all()
     assert ((both.low <= both.value) & (both.value <= both.high)).all()
-    assert all(sparse.named(spec) for spec in counts["sparse"].unique())
+    assert all(sparse.from_spec(spec) for spec in counts["sparse"].unique())
 
 
 # --- Figures of results in notebooks: they draw what ships, several sources side by side, and say what is missing
@@ -373,15 +373,16 @@ def test_without_results_a_page_names_the_command(name, tmp_path):
 
 def test_a_caption_counts_models_and_data_sets_where_they_are_many():
     rows = pd.DataFrame({"model": list("abcde"), "data": list("vwxyz"), "source": "shipped"})
-    assert chart.about(rows) == "5 models on 5 data sets, source: shipped."
+    assert chart.describe_rows(rows) == "5 models on 5 data sets, source: shipped."
 
 
 def test_a_caption_lists_few_seeds_and_devices_and_begins_with_a_capital():
     rows = pd.DataFrame({"seed": [31_000, None, 7, 7], "device": ["a", "", "b", "b"], "source": "here"})
-    assert chart.about(rows) == "Seeds 7 and 31000, a and b, source: here."
+    assert chart.describe_rows(rows) == "Seeds 7 and 31000, a and b, source: here."
     many = pd.DataFrame({"seed": range(5), "device": list("abcaa"), "source": "here"})
     assert (
-        chart.about(many) == "Several devices (3), source: here." and chart.about(rows[["source"]]) == "Source: here."
+        chart.describe_rows(many) == "Several devices (3), source: here."
+        and chart.describe_rows(rows[["source"]]) == "Source: here."
     )
 
 
@@ -423,7 +424,7 @@ def test_labels_of_a_logarithmic_axis_do_not_touch(values, wide, labels):
 def test_a_correction_is_named_as_published_with_its_ratio_where_it_chooses_tokens(fields, name):
     plain = {"mode": "block", "select": "none", "prepare": "independent", "correct": "none", "ratio": 0.2}
     rows = swept(**plain | fields)
-    assert set(method_names.named(rows).name) == {name}
+    assert set(method_names.with_method_names(rows).name) == {name}
 
 
 @pytest.mark.parametrize(

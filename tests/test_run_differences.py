@@ -31,7 +31,7 @@ from workbench.metrics.latency import Quantiles
 from workbench.models.checkpoints import DIFFERENCE, WEIGHTS
 from workbench.models.model_card import describe
 from workbench.models.weights import delta_weights, export_hf
-from workbench.plots.reports.run_differences import differences, said, sentence, telling
+from workbench.plots.reports.run_differences import differences, most_telling, run_sentences, sentence
 
 
 def made(name: str, em: list[int], **more) -> Run:
@@ -46,7 +46,7 @@ REUSE = made("reuse", [1, 0, 0, 0, 0, 0], select="none", ttft=0.25, rows=10.0)
 
 
 def words(found) -> str:
-    return " ".join(said(found))
+    return " ".join(run_sentences(found))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def times(n: int, least: float, most: float) -> Quantiles:
 
 @pytest.mark.parametrize(("n", "most", "claims"), [(5, 0.3, True), (4, 0.3, False), (5, 1.5, False)])
 def test_a_speedup_is_claimed_from_enough_requests_whose_ends_leave_no_doubt(records, n, most, claims):
-    kept = [reading.read(records / name)[0] for name in ("full", "block")]
+    kept = [reading.read_runs(records / name)[0] for name in ("full", "block")]
     ends = (times(n, 1.0, 1.2), times(n, 0.2, most))
 
     def timed_as(ends):
@@ -137,7 +137,7 @@ def test_the_score_that_tells_most_comes_first_where_exact_match_is_vacuous():
         return replace(FULL, name=name, answers=answers, scores={"em": 0.0, "f1": sum(f1) / len(f1)})
 
     found = compared([run("full", [0.2, 0.3, 0.2, 0.4]), run("reuse", [0.0, 0.1, 0.0, 0.1])])
-    assert telling(found.differences).score == "f1"
+    assert most_telling(found.differences).score == "f1"
 
 
 @pytest.mark.parametrize(("n", "judged"), [(3, False), (5, False), (6, True)])
@@ -202,7 +202,7 @@ def test_runs_of_one_name_are_told_apart_by_what_differs():
         (lambda: compared([FULL]), "1 run: at least two"),
         (lambda: compared([FULL, REUSE], base="x"), "no run is named 'x': there are full, reuse"),
         (lambda: compared([FULL, REUSE], scores=["kl"]), "not every run has a score 'kl': they share em"),
-        (lambda: reading.read("nowhere.json"), "no run 'nowhere.json'"),
+        (lambda: reading.read_runs("nowhere.json"), "no run 'nowhere.json'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(call, problem):
@@ -212,7 +212,7 @@ def test_what_cannot_be_compared_is_refused(call, problem):
 @pytest.mark.parametrize("text", ["", "[]", "nonsense", "{}", "[1]", '{"trial": 1}', "[" * 5000, "\x00"])
 def test_files_without_records_are_refused(tmp_path, text):
     (path := tmp_path / "r.json").write_text(text)
-    refused(".", reading.read, path)
+    refused(".", reading.read_runs, path)
 
 
 def test_a_page_figure_and_markdown_keep_markup_of_users_as_text():
@@ -297,7 +297,7 @@ def test_every_bit_comes_back_from_any_two_numbers(weights, base):
 
 def test_whole_numbers_stand_in_the_order_of_the_values():
     values = torch.tensor([-torch.inf, -3.0, -1e-30, -0.0, 0.0, 1e-30, 0.5, 3.0, torch.inf]).bfloat16()
-    order = delta_weights.ordered(values.view(torch.int16).numpy())
+    order = delta_weights.sortable_bits(values.view(torch.int16).numpy())
     assert (np.diff(order.astype(int)) > 0).all()
 
 

@@ -112,8 +112,14 @@ def test_processes_are_told_where_they_outnumber_the_gpus(monkeypatch):
 
 def test_a_gpu_is_dealt_by_the_number_of_the_worker(monkeypatch):
     monkeypatch.setattr(runner, "worker_number", lambda: 5)
-    assert runner.dealt("cuda", lambda: 4) == "cuda:1" and runner.dealt("cuda", lambda: 1) == "cuda"
-    assert runner.dealt("cpu", lambda: 4) == "cpu" and runner.dealt("cuda:2", lambda: 4) == "cuda:2"
+    assert (
+        runner.device_of_process("cuda", lambda: 4) == "cuda:1"
+        and runner.device_of_process("cuda", lambda: 1) == "cuda"
+    )
+    assert (
+        runner.device_of_process("cpu", lambda: 4) == "cpu"
+        and runner.device_of_process("cuda:2", lambda: 4) == "cuda:2"
+    )
 
 
 # --- A `Runner` reads and writes pages that its prompts hold, step by step; bad input is refused before any work

@@ -28,7 +28,7 @@ ROWS = [torch.arange(75), torch.arange(37, 70), torch.tensor([0, 3, 4, 17, 18, 4
 @pytest.fixture(scope="module")
 def gate():
     torch.manual_seed(0)
-    return seer_gate.new(MODEL, 8, 16)
+    return seer_gate.new_gate(MODEL, 8, 16)
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=["whole", "unaligned", "scattered"])
@@ -81,7 +81,7 @@ def test_a_gate_learns_and_is_repeatable():
     assert told == list(enumerate(losses, 1)) and all(
         torch.equal(a, b) for a, b in zip(gate.state_dict().values(), again.state_dict().values(), strict=True)
     )
-    untrained = seer_gate.new(MODEL, 8, 16)
+    untrained = seer_gate.new_gate(MODEL, 8, 16)
     held_out = [losses_of(MODEL, one, prompts[5:]).mean().item() for one in (untrained, gate)]
     assert held_out[1] < 0.8 * held_out[0], "also on text that it has not seen"
     assert all(torch.equal(x, before[name]) for name, x in MODEL.state_dict().items()), "the model is read only"
@@ -96,10 +96,10 @@ def test_blocks_by_threshold_or_by_number_and_the_last_rows_in_full(gate):
         share = gate(2, q, k, grid).softmax(-1)
     for threshold in (0.02, 0.2):
         kept = SeerAttention(threshold=threshold, tail=0, block=8, trained=gate)(q, k, rows, Site(2)).kept
-        assert torch.equal(kept, ((share >= threshold) | grid.own) & grid.causal)
+        assert torch.equal(kept, ((share >= threshold) | grid.own_tiles) & grid.causal)
     kept = SeerAttention(top=3, tail=0, block=8, trained=gate)(q, k, rows, Site(2)).kept
     best = torch.zeros_like(kept).scatter_(-1, share.topk(3).indices, True)
-    assert torch.equal(kept, (best | grid.own) & grid.causal)
+    assert torch.equal(kept, (best | grid.own_tiles) & grid.causal)
     for length, full in ((70, [2, 3, 4]), (80, [3, 4]), (None, [2, 3, 4]), (200, [])):  # rows 53-60, 61-68, 69
         kept = SeerAttention(threshold=1.0, tail=2, block=8, trained=gate)(q, k, rows, Site(2, length)).kept
         assert [i for i in range(5) if torch.equal(kept[:, i], grid.causal[i].expand(4, -1))] == full
@@ -123,7 +123,7 @@ def test_a_chunk_pools_its_own_keys_alone_and_those_that_were_changed(gate, monk
     assert asked(0, 30) == [30] and asked(30, 64) == [40]  # the last block of the first chunk was not whole
     assert asked(40, 64) == [] and asked(64, 90) == [26]
     keys[:, 50:60] += 1
-    derived.changed(50)
+    derived.mark_stale(50)
     assert asked(80, 90) == [42]
     assert asked(5, 20) == [4], "a shorter prompt over the same keys"
 
@@ -136,13 +136,16 @@ def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):
     assert back.shape == gate.shape
     for a, b in zip(gate.state_dict().values(), back.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    ready = SeerAttention(gate=str(path), block=8).ready(MODEL)
+    ready = SeerAttention(gate=str(path), block=8).for_model(MODEL)
     prompt = prompt_of(40, 30)
     request = PrefillRequest(prompt.tokens, Plan(torch.arange(70), sparse=ready), empty(MODEL, 70))
     assert prefill_chunked(MODEL, request, 16).logits is not None
-    assert sparse.named(f"compact(over=seer_attention(gate='{path}', block=8))").ready(MODEL).inner.trained is not None
+    assert (
+        sparse.from_spec(f"compact(over=seer_attention(gate='{path}', block=8))").for_model(MODEL).inner.trained
+        is not None
+    )
     refused("was trained for another model than llama", seer_gate.load, path, model_of("llama", seed=1))
-    refused("is for blocks of 8 tokens, not of 64", lambda: SeerAttention(gate=str(path)).ready(MODEL))
+    refused("is for blocks of 8 tokens, not of 64", lambda: SeerAttention(gate=str(path)).for_model(MODEL))
     refused("there is no gate", seer_gate.load, tmp_path / "none", MODEL)
     path.write_bytes(path.read_bytes()[:200])
     refused("is no gate, or a damaged one", seer_gate.load, path, MODEL)
@@ -180,7 +183,7 @@ def test_a_model_keeps_its_identity_in_another_number_format():
     [
         (lambda: GateConfig(steps=0), "steps is 0"),
         (lambda: GateConfig(lr=0), "lr 0"),
-        (lambda: seer_gate.new(MODEL, 8, 7), "width 7"),
+        (lambda: seer_gate.new_gate(MODEL, 8, 7), "width 7"),
         (lambda: distill(MODEL, [torch.arange(9), torch.arange(8)], GateConfig(block=8)), "more than 8 tokens"),
         (lambda: distill(MODEL, [], GateConfig()), "more than 64 tokens"),
         (lambda: distill(MODEL, [torch.arange(5, 200)], GateConfig(block=8)), "not all in the model's vocabulary"),
@@ -207,7 +210,7 @@ def test_the_command_line_fits_and_the_methods_read(tmp_path):
     tokens = torch.arange(5, 105)
     for spec in (f"seer_attention(gate='{tmp_path}/gate', block=16)", f"xattention(16, 4, '{tmp_path}/taus')"):
         spec = spec.replace("(16, 4, ", "(block=16, stride=4, threshold=")
-        plan = Plan(torch.arange(100), sparse=sparse.named(spec).ready(model))
+        plan = Plan(torch.arange(100), sparse=sparse.from_spec(spec).for_model(model))
         assert prefill(model, tokens, plan, empty(model, 100)).logits is not None
     assert set(told("sparse", "names").split()) == set(sparse.names())
     for words, sentence in (

@@ -76,7 +76,7 @@ def test_a_turn_is_a_user_message_with_its_replies_and_the_last_user_message_is_
         ("assistant", "2"),
         ("user", "And?"),
     ]
-    pieces = segment.turns(
+    pieces = segment.split_turns(
         [{"role": role, "content": content} for role, content in said], template="{role}: {content}\n"
     )
     assert pieces == [
@@ -88,11 +88,13 @@ def test_a_turn_is_a_user_message_with_its_replies_and_the_last_user_message_is_
 
 
 def test_a_chat_that_opens_with_the_assistant_keeps_every_message():
-    assert len(segment.turns([{"role": "assistant", "content": "Welcome"}, {"role": "user", "content": "Hi"}])) == 2
+    assert (
+        len(segment.split_turns([{"role": "assistant", "content": "Welcome"}, {"role": "user", "content": "Hi"}])) == 2
+    )
 
 
 def test_a_message_without_role_is_refused():
-    refused("message 0", segment.turns, [{"content": "Hi"}])
+    refused("message 0", segment.split_turns, [{"content": "Hi"}])
 
 
 def test_every_demonstration_is_a_piece():

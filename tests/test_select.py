@@ -23,10 +23,10 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.data import embedders, token_text
-from workbench.data.retrieval_corpus import nearest
+from workbench.data.retrieval_corpus import nearest_texts
 from workbench.engine import attention_maps, encoding
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.chunk_past import Past, pasts, prefix_fit
+from workbench.engine.chunk_past import ChunkContext, pasts, prefix_fit
 from workbench.engine.encoding import encode_many, even_packs, packs
 from workbench.engine.forward import prefill
 from workbench.engine.full_context import context_pass
@@ -68,7 +68,7 @@ def checksum(kv, end: int) -> list[bytes]:
 @pytest.mark.parametrize("spec", OPTIONS)
 def test_scores_are_one_number_a_context_token_and_leave_the_context_alone(model, spec):
     prompt = prompt_of(*SIZES)
-    scores = select.named(spec)(model, prompt, stitched(model, prompt))
+    scores = select.from_spec(spec)(model, prompt, stitched(model, prompt))
     assert scores.shape == (sum(SIZES[:-1]),)
     assert scores.dtype == torch.float32 and scores.device.type == "cpu"
     assert not scores.isnan().any()
@@ -77,16 +77,16 @@ def test_scores_are_one_number_a_context_token_and_leave_the_context_alone(model
         assert not (scores == torch.inf).any()
     kv = stitched(model, prompt)
     before = checksum(kv, prompt.starts[-1])
-    first = select.named(spec)(model, prompt, kv)
+    first = select.from_spec(spec)(model, prompt, kv)
     assert checksum(kv, prompt.starts[-1]) == before
-    assert torch.equal(first, select.named(spec)(model, prompt, kv)), "the same request, the same scores"
+    assert torch.equal(first, select.from_spec(spec)(model, prompt, kv)), "the same request, the same scores"
 
 
 @pytest.mark.parametrize("spec", OPTIONS)
 def test_a_batch_scores_as_its_prompts_do_alone(model, spec):
     prompts = [prompt_of(*SIZES), prompt_of(3, 8, 6, seed=1), prompt_of(4, 11, seed=2)]
-    selector = select.named(spec)
-    together = selector.many(model, prompts, [stitched(model, prompt) for prompt in prompts])
+    selector = select.from_spec(spec)
+    together = selector.score_many(model, prompts, [stitched(model, prompt) for prompt in prompts])
     for prompt, scores in zip(prompts, together, strict=True):
         torch.testing.assert_close(scores, selector(model, prompt, stitched(model, prompt)), atol=1e-4, rtol=1e-4)
 
@@ -96,7 +96,7 @@ def test_any_family_can_be_scored(family):
     model, prompt = model_of(family), prompt_of(3, 6, 7, 4)
     kv = stitched(model, prompt)
     for name in select.names():
-        rows = select.named(name).rows(model, [prompt], [kv], ratio=0.5)[0]
+        rows = select.from_spec(name).rows(model, [prompt], [kv], ratio=0.5)[0]
         if name not in ("all", "none", "cache_craft"):
             assert len(rows) == round(0.5 * 13) and int(rows[0]) >= 3, name
 
@@ -104,7 +104,7 @@ def test_any_family_can_be_scored(family):
 @pytest.mark.parametrize("spec", select.names())
 def test_a_prompt_without_passages_has_nothing_to_choose(model, spec):
     prompt = prompt_of(6, 4)
-    rows = select.named(spec).rows(model, [prompt], [stitched(model, prompt)], ratio=0.5)[0]
+    rows = select.from_spec(spec).rows(model, [prompt], [stitched(model, prompt)], ratio=0.5)[0]
     assert rows.tolist() == (list(range(6)) if spec == "all" else [])
 
 
@@ -117,7 +117,7 @@ def logits(model, request):
 
 @pytest.mark.parametrize("spec", select.names())
 def test_all_tokens_are_full_attention_and_none_is_reuse(logits, spec):
-    chosen = select.named(spec)
+    chosen = select.from_spec(spec)
     if spec not in ("none", "cache_craft"):  # which have a number of their own
         whole = logits(Reuse(prepare=AfterSystem(), select=chosen, ratio=1.0))
         torch.testing.assert_close(whole, logits(Full()), atol=1e-3, rtol=1e-3)
@@ -127,13 +127,15 @@ def test_all_tokens_are_full_attention_and_none_is_reuse(logits, spec):
 
 
 def test_a_cache_of_another_prompt_is_refused(model):
-    refused("assemble it from this prompt", lambda: select.named("random")(model, prompt_of(3, 4, 5), empty(model, 11)))
+    refused(
+        "assemble it from this prompt", lambda: select.from_spec("random")(model, prompt_of(3, 4, 5), empty(model, 11))
+    )
 
 
 @pytest.mark.parametrize("spec", ["query_guided(layers=(7,))", "oracle(layers=(-4,))", "kv_deviation(layer=3)"])
 def test_a_layer_the_model_does_not_have_is_refused(model, spec):
     prompt = prompt_of(3, 4, 5)
-    refused("layers", lambda: select.named(spec)(model, prompt, stitched(model, prompt)))
+    refused("layers", lambda: select.from_spec(spec)(model, prompt, stitched(model, prompt)))
 
 
 # --- scores become rows
@@ -179,7 +181,7 @@ def test_a_budget_that_makes_no_sense_is_refused(model, bad):
     prompt = prompt_of(2, 4, 3)
     refused(".", lambda: choose(torch.zeros(6), prompt, **bad))
     with pytest.raises(BadInput):  # before any work: this cache could not be scored
-        select.named("oracle").rows(model, [prompt], [empty(model, 1)], **bad)
+        select.from_spec("oracle").rows(model, [prompt], [empty(model, 1)], **bad)
 
 
 def test_two_budgets_at_once_nan_scores_and_a_wrong_length_are_refused():
@@ -199,7 +201,7 @@ def test_all_tokens_computed_again_are_full_attention_to_the_bit(family):
     everything = torch.arange(len(prompt))
     full = prefill(model, prompt.tokens, Plan(everything), empty(model, len(prompt))).logits
     kv = stitched(model, prompt)
-    rows = select.named("all").rows(model, [prompt], [kv], ratio=0.15)[0]
+    rows = select.from_spec("all").rows(model, [prompt], [kv], ratio=0.15)[0]
     again = prefill(model, prompt.tokens, Plan(torch.cat((rows, prompt.question))), kv).logits
     assert full is not None and again is not None
     assert torch.equal(full, again)
@@ -226,7 +228,7 @@ def test_cached_blocks_survive_concurrent_requests_that_share_them(model):
 
     def answer(prompt, spec):
         kv = assemble(model, prompt, fetch(model, prompt.context, store))
-        rows = select.named(spec).rows(model, [prompt], [kv], ratio=0.3)[0]
+        rows = select.from_spec(spec).rows(model, [prompt], [kv], ratio=0.3)[0]
         return prefill(model, prompt.tokens, Plan(torch.cat((rows, prompt.question))), kv, logits_to_keep=1).logits
 
     alone = [answer(prompt, spec) for prompt, spec in zip(prompts, specs, strict=True)]
@@ -246,7 +248,9 @@ def test_saved_vectors_find_the_same_neighbours_in_any_order_of_the_texts(tmp_pa
     for texts in (TEXTS, TEXTS[::-1], TEXTS[:3]):
         saved = embedders.embed(texts, str(path))
         np.testing.assert_allclose(saved, embedders.embed(TEXTS, "tfidf")[[TEXTS.index(t) for t in texts]], atol=1e-3)
-    np.testing.assert_array_equal(nearest(TEXTS, 1, str(path), "exact"), nearest(TEXTS, 1, "tfidf", "exact"))
+    np.testing.assert_array_equal(
+        nearest_texts(TEXTS, 1, str(path), "exact"), nearest_texts(TEXTS, 1, "tfidf", "exact")
+    )
 
 
 def test_files_of_vectors_that_do_not_fit_are_refused_in_one_sentence(tmp_path):
@@ -348,7 +352,7 @@ def full(model):
 
 
 def scores(spec: str, model, kv) -> torch.Tensor:
-    return select.named(spec)(model, PROMPT, kv)
+    return select.from_spec(spec)(model, PROMPT, kv)
 
 
 def close(ours: torch.Tensor, theirs) -> None:
@@ -394,7 +398,7 @@ def test_a3_reads_what_full_attention_has_in_the_layer_that_it_asks(model, kv, f
     """Its released code computes layer 0 of every token to know it: the scores are the same without."""
     attention = full.attention[0][:, PROMPT.question, SIZES[0] : END].softmax(-1).sum((0, 1))
     torch.testing.assert_close(scores("a3", model, kv)[OPEN], attention, atol=1e-4, rtol=1e-3)
-    (done,) = select.named("a3").passes(model, PROMPT)
+    (done,) = select.from_spec("a3").passes(model, PROMPT)
     assert (list(done.rows), done.num_layers) == (PROMPT.question.tolist(), 1)
 
 
@@ -448,11 +452,11 @@ def test_nothing_deviates_in_the_first_layer_nor_in_the_first_passage(model, kv)
 
 
 def test_kv_deviation_computes_no_more_than_it_needs(model, kv):
-    (done,) = select.named("kv_deviation").passes(model, PROMPT)
+    (done,) = select.from_spec("kv_deviation").passes(model, PROMPT)
     assert (list(done.rows), done.length, done.num_layers) == (list(range(END)), END, 2)
-    (done,) = select.named("query_guided").passes(model, PROMPT)
+    (done,) = select.from_spec("query_guided").passes(model, PROMPT)
     assert (list(done.rows), done.length, done.num_layers) == (PROMPT.question.tolist(), len(PROMPT), 3)
-    assert select.named("random").passes(model, PROMPT) == ()
+    assert select.from_spec("random").passes(model, PROMPT) == ()
 
 
 def test_kv_deviation_leaves_its_layers_fresh_where_it_is_asked_to(model, kv, full):
@@ -474,7 +478,7 @@ def test_a_prompt_under_the_released_cacheblend_is_computed_over_fresh_early_lay
     for layer in range(2):
         mixed.keys[layer][:, :END] = full.kv.keys[layer][:, :END]
         mixed.values[layer][:, :END] = full.kv.values[layer][:, :END]
-    select_ = select.named("kv_deviation(part=v, fresh=True)")
+    select_ = select.from_spec("kv_deviation(part=v, fresh=True)")
     store, after = MemoryStore(1 << 30), [(), *[PROMPT.context[:1]] * (len(PROMPT.context) - 1)]
     (ready,) = Reuse(prepare=AfterSystem(), select=select_, ratio=0.2).begin(model, [PROMPT], store)
     assert ready.request.plan.rows.tolist() == rows.tolist()
@@ -506,14 +510,14 @@ def test_gradual_filtering_goes_on_with_those_that_deviate_most_layer_by_layer()
                 getattr(mixed, part)[at][:, alive] = getattr(computed, part)[at][:, alive]
         alive = best(computed, layer, count)
         assert (found.argsort(descending=True)[:count] + SIZES[0]).sort().values.tolist() == alive.tolist()
-    passes = select.named("kv_deviation(stages=(0.5, 0.2))").passes(deep, PROMPT)
+    passes = select.from_spec("kv_deviation(stages=(0.5, 0.2))").passes(deep, PROMPT)
     assert [(len(done.rows), done.num_layers) for done in passes] == [(END, 2), (14, 3), (6, 4)]
     refused("the model has layers 0 to 3", scores, "kv_deviation(stages=(0.5, 0.4, 0.3))", deep, kv)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["by plans", "as on a GPU"])
 def test_the_question_of_qcfuse_reads_what_a_passage_would_be_repeated_from(model, packed, monkeypatch):
-    chooser, scored = select.named("qc_fuse(layers=all, digest=0.3, sink=1)"), []
+    chooser, scored = select.from_spec("qc_fuse(layers=all, digest=0.3, sink=1)"), []
     if packed:  # by the kernel's reference
         monkeypatch.setattr(encoding, "_by_kernels", lambda *given: True)
         monkeypatch.setattr(encoding, "packed_pass", lambda *a, kernels, of=encoding.packed_pass: of(*a, kernels=False))
@@ -534,7 +538,7 @@ def test_the_question_of_qcfuse_reads_what_a_passage_would_be_repeated_from(mode
 def test_qcfuse_with_whole_digests_is_prophetkv_and_weighs_all_keys_in_any_case(model, kv):
     whole = scores("qc_fuse(digest=1, layers=all)", model, kv)
     torch.testing.assert_close(whole, scores("prophet_kv(softmax=prompt)", model, kv), atol=1e-4, rtol=1e-3)
-    chooser = select.named("qc_fuse(layers=(1,), digest=0.2)")
+    chooser = select.from_spec("qc_fuse(layers=(1,), digest=0.2)")
     found = chooser(model, PROMPT, kv.clone())
     assert (found[OPEN] > 0).all() and not torch.allclose(
         found[OPEN], scores("prophet_kv(layers=(1,))", model, kv)[OPEN]
@@ -551,9 +555,9 @@ def test_a_helper_scores_by_its_last_layer_and_neighbours_share(model, kv, full)
 
 
 def test_scores_of_another_tokenizer_are_carried_over_by_characters():
-    text, other = token_text.shared([4, 5, 7], [2, 5, 6, 7]), token_text.shared([3], [3])
-    assert token_text.dealt(torch.tensor([4.0, 1.0, 2.0]), [text]).tolist() == [2.0, 3.0, 1.0, 1.0]
-    several = token_text.dealt(torch.tensor([5.0, 4.0, 1.0, 2.0, 5.0]), [other, text, other])
+    text, other = token_text.shared_text([4, 5, 7], [2, 5, 6, 7]), token_text.shared_text([3], [3])
+    assert token_text.transfer_scores(torch.tensor([4.0, 1.0, 2.0]), [text]).tolist() == [2.0, 3.0, 1.0, 1.0]
+    several = token_text.transfer_scores(torch.tensor([5.0, 4.0, 1.0, 2.0, 5.0]), [other, text, other])
     assert several.tolist() == [5.0, 2.0, 3.0, 1.0, 1.0, 5.0]
 
 
@@ -610,7 +614,7 @@ def test_sam_kv_keeps_anchors_and_as_many_blocks_as_are_worth_more_than_they(mod
 
 def test_a_ratio_of_sam_kv_takes_anchors_from_the_ends_of_every_passage(model, kv):
     spec = "sam_kv(first=2, last=3, block=2)"
-    rows = select.named(spec).rows(model, [PROMPT], [kv.clone()], tokens=2 * len(BLOCKS[1:-1]))[0].tolist()
+    rows = select.from_spec(spec).rows(model, [PROMPT], [kv.clone()], tokens=2 * len(BLOCKS[1:-1]))[0].tolist()
     assert rows == sorted(t for block in BLOCKS[1:-1] for t in (block[0], block[-1]))
 
 
@@ -648,7 +652,7 @@ def chunk_attention(full, i: int, j: int) -> float:
 @pytest.mark.parametrize("alpha", [0.3, 0.9, 3.0])
 def test_cache_craft_recomputes_cfo_of_each_chunk(model, kv, full, alpha):
     """CCI = σ(a / b), CFO = clip(α · CCI · (1 - β'), 0, 1); no chunk has a past, so β' is 0 where there is a prefix."""
-    rows = select.named(f"cache_craft(alpha={alpha})").rows(model, [PROMPT], [kv])[0].tolist()
+    rows = select.from_spec(f"cache_craft(alpha={alpha})").rows(model, [PROMPT], [kv])[0].tolist()
     expected = []
     for i in (2, 3):
         a = sum(chunk_attention(full, i, j) / (SIZES[i] * SIZES[j]) for j in range(1, i))
@@ -669,7 +673,7 @@ def test_a_chunk_behind_its_old_prefix_needs_nothing(model, kv):
         alpha=1.0, before=lambda block: None if block.key == PROMPT.blocks[3].key else past[block.key]
     )
     assert {int(PROMPT.block_of[i]) for i in forgetful.rows(model, [PROMPT], [kv])[0]} == {3}
-    turned = Past((*past[PROMPT.blocks[3].key].prefix[::-1],), 0.8)
+    turned = ChunkContext((*past[PROMPT.blocks[3].key].prefix[::-1],), 0.8)
     swapped = CacheCraft(alpha=1.0, before=lambda block: turned if len(block) == 12 else past[block.key])
     assert swapped.shares(PROMPT, [0.5] * 3) == pytest.approx([0, 0, 0.8]), "the same chunks in the other order: γ = 1"
     assert past[PROMPT.blocks[3].key].prefix[0][0] == first
@@ -710,9 +714,9 @@ def test_prefix_fit_by_the_papers_formula():
 # --- by position and by chance
 def test_first_k_takes_the_start_of_every_passage(model, kv):
     """EPIC, LegoLink-k."""
-    rows = select.named("first_k(k=3)").rows(model, [PROMPT], [kv])[0].tolist()
+    rows = select.from_spec("first_k(k=3)").rows(model, [PROMPT], [kv])[0].tolist()
     assert rows == [i for block in BLOCKS[1:-1] for i in block[:3]]
-    rows = select.named("first_k").rows(model, [PROMPT], [kv], tokens=7)[0].tolist()
+    rows = select.from_spec("first_k").rows(model, [PROMPT], [kv], tokens=7)[0].tolist()
     assert rows == sorted([4, 13, 20, 5, 14, 21, 6]), "evenly, the rest from the front"
 
 
@@ -720,15 +724,17 @@ def test_random_draws_do_not_depend_on_the_batch(model, kv):
     one, other = scores("random", model, kv), scores("random(seed=1)", model, kv)
     assert not torch.equal(one, other)
     moved = prompt_of(*SIZES, seed=3)
-    assert not torch.equal(one[OPEN], select.named("random")(model, moved, kv)[OPEN]), "another prompt, another draw"
-    many = [select.named(f"random(seed={i})")(model, PROMPT, kv)[OPEN] for i in range(300)]
+    assert not torch.equal(one[OPEN], select.from_spec("random")(model, moved, kv)[OPEN]), (
+        "another prompt, another draw"
+    )
+    many = [select.from_spec(f"random(seed={i})")(model, PROMPT, kv)[OPEN] for i in range(300)]
     assert torch.stack(many).mean(0).sub(0.5).abs().max() < 0.1, "every token alike"
 
 
 def test_none_chooses_nothing_and_all_chooses_everything(model, kv):
     for ratio in (None, 0.0, 0.3, 1.0):
-        assert select.named("none").rows(model, [PROMPT], [kv], ratio)[0].tolist() == []
-        assert select.named("all").rows(model, [PROMPT], [kv], ratio)[0].tolist() == list(range(END))
+        assert select.from_spec("none").rows(model, [PROMPT], [kv], ratio)[0].tolist() == []
+        assert select.from_spec("all").rows(model, [PROMPT], [kv], ratio)[0].tolist() == list(range(END))
 
 
 def test_layers_are_refused_by_what_they_are():

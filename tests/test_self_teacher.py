@@ -136,7 +136,7 @@ def test_the_rate_falls_with_the_budget_and_the_run_ends_with_it(sharp, texts, t
 def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without(sharp, texts, tmp_path, monkeypatch):
     """On a CPU that takes its batches for a GPU's: one length for all, and a batch that is compiled for."""
     monkeypatch.setattr(TuneRun, "tiles", True)
-    monkeypatch.setattr(TuneRun, "how", "parts")
+    monkeypatch.setattr(TuneRun, "mask_kind", "parts")
     lines, held = [], Evaluation(every=6, samples=5, data=texts["held"])
     run, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run", held, say=lines.append)
     progress = train(run, source, held)

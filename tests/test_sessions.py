@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests import figure_views
 from tests.refusals import refused
-from workbench.app.explore.panels.editing import EDITS, edited
+from workbench.app.explore.panels.editing import EDITS, edit_pieces
 from workbench.data import segment
 from workbench.data.layouts import LAB
 from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
-from workbench.experiments.serving.sessions import answered, follow
+from workbench.experiments.serving.sessions import answer_session, follow
 from workbench.metrics.answers import bootstrap
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
 from workbench.plots.marks.styles import REUSE_STATUSES
@@ -121,7 +121,7 @@ def test_timing_a_step_leaves_the_store_as_it_was(loaded):
 def test_every_step_is_answered_in_every_mode_and_held_against_the_first(loaded):
     steps = sessions.of_demonstrations(chat.requests(4, shots=1), loaded[2])
     seen: list[tuple[int, int]] = []
-    rows = answered(loaded, steps, max_new_tokens=2, batch=3, progress=lambda *at: seen.append(at))
+    rows = answer_session(loaded, steps, max_new_tokens=2, batch=3, progress=lambda *at: seen.append(at))
     assert [(row["mode"], row["question"], row["kind"]) for row in rows] == [
         (mode, str(number), step.kind) for mode in ("full", "block") for number, step in enumerate(steps)
     ]
@@ -334,14 +334,14 @@ PIECES = ("rules\n", "Title: A\nText: One.\n", "two\n", "Q")
     ],
 )
 def test_an_edit_changes_one_block_and_leaves_rules_and_question(edit, expected):
-    assert edited(PIECES, edit, 1, "New.") == expected
+    assert edit_pieces(PIECES, edit, 1, "New.") == expected
     assert edit in EDITS
 
 
 def test_edits_reach_the_last_block_and_do_not_need_one():
-    assert edited(PIECES, "move to the front", 99, "")[1] == "two\n"
-    assert edited(PIECES, "add a sentence", 2, "New.")[2] == "two New.\n"
-    assert edited(("rules\n", "Q"), "delete", 1, "") == ("rules\n", "Q")
+    assert edit_pieces(PIECES, "move to the front", 99, "")[1] == "two\n"
+    assert edit_pieces(PIECES, "add a sentence", 2, "New.")[2] == "two New.\n"
+    assert edit_pieces(("rules\n", "Q"), "delete", 1, "") == ("rules\n", "Q")
 
 
 # --- Functions that shape records into tables and figures: sessions

@@ -38,7 +38,7 @@ def lab():
 def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model(name, lab):
     model, (prompt,) = lab
     assert len(prompt) < 600
-    fitting = sparse.named(for_short_prompts(name, len(prompt))).ready(model)
+    fitting = sparse.from_spec(for_short_prompts(name, len(prompt))).for_model(model)
     assert measure(model, [prompt], fitting).mean("tiles") < 0.8
 
 

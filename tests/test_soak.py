@@ -74,7 +74,7 @@ def test_steps_that_are_not_refused_are_found(loaded, monkeypatch, gone):
     if gone == "check":
         monkeypatch.setattr(Pool, "check", lambda self, prompt: None)
     else:  # a generation that is not counted up
-        monkeypatch.setattr(PageOwners, "holds", lambda self, numbers, generations: True)
+        monkeypatch.setattr(PageOwners, "still_owned", lambda self, numbers, generations: True)
     report = made(loaded, monkeypatch).run(24, lambda _: None, mixed=0.0)
     assert not soak.sound(report) and report["counts"]["not refused"]
 

@@ -11,7 +11,7 @@ from self_teacher import CONFIG, LORA, question_files, sharp_model, tuned
 from tests.refusals import refused
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.experiments.leaderboard.measuring import planned
+from workbench.experiments.leaderboard.measuring import plan_trials
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import finish
 from workbench.methods.config import MethodConfig
@@ -41,7 +41,7 @@ PROMPT = prompt_of(4, 9, 7, 12, 5)
 def grown(*counts):
     model = model_of("llama")
     torch.manual_seed(1)
-    soft_tokens.grow(model, soft_tokens.drawn(model, counts))
+    soft_tokens.grow(model, soft_tokens.sample_embeddings(model, counts))
     return model
 
 
@@ -59,12 +59,12 @@ def test_no_soft_tokens_are_block_mode_exactly_and_full_attention_never_sees_any
 
 def test_soft_tokens_stand_around_passages_alone_and_once():
     model, packet = grown(2, 1, 1), Packet()
-    (wrapped,) = packet.wrapped(model, packet.wrapped(model, [PROMPT]))
+    (wrapped,) = packet.with_soft_tokens(model, packet.with_soft_tokens(model, [PROMPT]))
     ids = (97, 98), (99,), (100,)
     assert soft_tokens.soft_tokens(model).ids == ids
     expected = [PROMPT.blocks[0].tokens, *((97, 98, *block.tokens, 99, 100) for block in PROMPT.context[1:])]
     assert [block.tokens for block in wrapped.blocks] == [*expected, PROMPT.blocks[-1].tokens]
-    (all_of,) = Packet(system=0).wrapped(model, [PROMPT])
+    (all_of,) = Packet(system=0).with_soft_tokens(model, [PROMPT])
     assert len(all_of) == len(PROMPT) + 16
 
 
@@ -72,7 +72,7 @@ def test_links_alone_are_recomputed_and_read_what_is_before_them():
     model = grown(0, 0, 2)
     method = Reuse(prepare=Packet(), select=FirstK(k=2, last=True), ratio=None)
     (ready,) = method.begin(model, [PROMPT])
-    (wrapped,) = Packet().wrapped(model, [PROMPT])
+    (wrapped,) = Packet().with_soft_tokens(model, [PROMPT])
     rows, tokens = ready.request.plan.rows, ready.request.tokens
     assert tokens[rows[: -len(PROMPT.question)]].tolist() == [97, 98] * 3
     assert ready.reused == len(PROMPT) - 5 and ready.computed == 6 + 5 and len(tokens) == len(wrapped)
@@ -183,6 +183,6 @@ def test_what_cannot_be_is_refused(call, why, texts):
 
 
 def test_a_leaderboard_leaves_out_what_a_model_has_no_soft_tokens_for(texts):
-    plan = planned(Trial(texts[0], samples=2, passages=2), ["block", "full-reuse", "kv-packet", "kvlink"])
+    plan = plan_trials(Trial(texts[0], samples=2, passages=2), ["block", "full-reuse", "kv-packet", "kvlink"])
     assert [case.method for case in plan.cases] == ["full", "block", "full-reuse"]
     assert len(plan.left_out) == 2 and all("has no soft tokens" in why for why in plan.left_out)

@@ -67,10 +67,10 @@ ROWS = {
 
 def method(spec: str) -> sparse.Sparse:
     """A method ready for MODEL; an untrained gate stands for a trained one."""
-    made = sparse.named(spec)
+    made = sparse.from_spec(spec)
     if isinstance(made, SeerAttention):
         torch.manual_seed(5)
-        return SeerAttention(**{**vars(made), "trained": seer_gate.new(MODEL, made.block, 16)})
+        return SeerAttention(**{**vars(made), "trained": seer_gate.new_gate(MODEL, made.block, 16)})
     return made
 
 
@@ -189,7 +189,7 @@ def test_other_rules_hold_inside_the_tiles():
     rule = window(5)
     rows = torch.arange(LENGTH)
     plain = prefill(MODEL, PROMPT.tokens, Plan(rows, sees=rule), empty(MODEL, LENGTH)).logits
-    tiled = Plan(rows, sees=rule, sparse=sparse.named("window(block=8, sink=0, local=1)"))
+    tiled = Plan(rows, sees=rule, sparse=sparse.from_spec("window(block=8, sink=0, local=1)"))
     torch.testing.assert_close(prefill(MODEL, PROMPT.tokens, tiled, empty(MODEL, LENGTH)).logits, plain)
 
 
@@ -266,17 +266,17 @@ def test_memory_grows_with_the_tiles_and_not_with_the_pairs(name, monkeypatch):
     ],
 )
 def test_settings_that_do_not_fit(spec, sentence):
-    assert sentence in refused(".", sparse.named, spec)
+    assert sentence in refused(".", sparse.from_spec, spec)
 
 
 def test_states_that_do_not_fit():
     with pytest.raises(BadInput, match="3 query heads cannot share 2 KV heads"):
         Bfla()(torch.randn(3, 4, 8), torch.randn(2, 4, 8), torch.arange(4))
     for spec, sentence in (("seer_attention", "no gate yet"), ("xattention(threshold='a.json')", "not read yet")):
-        refused(sentence, sparse.named(spec), torch.randn(4, 4, 8), torch.randn(2, 4, 8), torch.arange(4))
+        refused(sentence, sparse.from_spec(spec), torch.randn(4, 4, 8), torch.randn(2, 4, 8), torch.arange(4))
     six = torch.randn(6, 4, 8)
     with pytest.raises(BadInput, match="heads is 4: it does not divide the 6 query heads of a KV head"):
-        sparse.named("compact(over=dense, heads=4)")(six, six[:1], torch.arange(4))
+        sparse.from_spec("compact(over=dense, heads=4)")(six, six[:1], torch.arange(4))
 
 
 def test_the_fewest_that_hold_a_share():
@@ -284,12 +284,12 @@ def test_the_fewest_that_hold_a_share():
     first = torch.tensor([1, 0, 0, 0, 0]).bool()
 
     def picked(*args):
-        return tile_selection.smallest(weights, *args).nonzero()[:, 0].tolist()
+        return tile_selection.fewest_reaching(weights, *args).nonzero()[:, 0].tolist()
 
     assert picked(0.39) == [1] and picked(0.41) == [1, 2], "the one that crosses is included; of equals, the earlier"
     assert picked(0.61) == [1, 2, 3] and picked(1) == [0, 1, 2, 3, 4]
     assert picked(0.45, first) == [0, 1] and picked(0.05, first) == [0] and picked(0.55, first) == [0, 1, 2]
-    assert tile_selection.smallest(torch.zeros(2, 3), 0.5).sum() == 0
+    assert tile_selection.fewest_reaching(torch.zeros(2, 3), 0.5).sum() == 0
 
 
 @pytest.mark.parametrize("name", sparse.names())

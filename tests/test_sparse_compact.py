@@ -22,7 +22,7 @@ from workbench.engine.assembly import empty
 from workbench.engine.attention_backends import attention
 from workbench.engine.forward import prefill
 from workbench.methods import sparse
-from workbench.methods.sparse import named
+from workbench.methods.sparse import from_spec
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.quoka import Quoka
 from workbench.methods.sparse.random import RandomTiles
@@ -92,7 +92,7 @@ def test_gqa_groups_of_any_size_share_one_table_by_default(size):
     torch.manual_seed(0)
     q, k = torch.randn(2 * size, 8, 4), torch.randn(2, 64, 4)
     before, after = (
-        sparse.named(spec)(q, k, torch.arange(56, 64)).kept
+        sparse.from_spec(spec)(q, k, torch.arange(56, 64)).kept
         for spec in ("oracle(block=4, mass=0.2)", "compact(over=oracle(block=4, mass=0.2))")
     )
     for group in range(2):
@@ -218,7 +218,7 @@ def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads
 def test_tiles_that_nobody_keeps_are_not_read(rows):
     q, keys, values = inputs(rows, 2, seed=1)
     grid = Grid(rows, keys.shape[1], 8)
-    kept = (grid.own | (grid.columns == 0)).expand(HEADS, -1, -1) & grid.causal
+    kept = (grid.own_tiles | (grid.columns == 0)).expand(HEADS, -1, -1) & grid.causal
     tiles = Tiles(kept, 8, shared=2)
     before = attention.over_tiles(q, keys, values, rows, tiles, None)
     unread = ~kept.any(0).any(0).repeat_interleave(8)[: keys.shape[1]]
@@ -234,7 +234,7 @@ def test_on_a_cpu_the_engine_computes_kept_tiles_alone(spec, monkeypatch):
     monkeypatch.setattr(attention, "over_tiles", lambda *given: called.append(len(given)) or over_tiles(*given))
     model = models.load("lab-full", "cpu")[0]
     tokens = torch.randint(3, 1700, (300,), generator=torch.Generator().manual_seed(0))
-    prefill(model, tokens, Plan(torch.arange(300), sparse=named(spec).ready(model)), empty(model, 300))
+    prefill(model, tokens, Plan(torch.arange(300), sparse=from_spec(spec).for_model(model)), empty(model, 300))
     assert len(called) == model.config.num_hidden_layers
 
 
@@ -273,6 +273,6 @@ def test_a_row_without_a_pair_is_refused():
 
 
 def test_every_head_is_measured_at_every_threshold():
-    method = sparse.named("bfla(block=16, tile=4, flat=4, local=1)")
+    method = sparse.from_spec("bfla(block=16, tile=4, flat=4, local=1)")
     records = error_bounds(model_of(), prompt_of(30, 34).tokens, method, (0.1, 0.9), layer=1)
     assert len(records) == 2 * 4 and all(r["error"] <= r["bound"] for r in records)

@@ -116,7 +116,7 @@ def test_xattention_sums_antidiagonals_and_counts_forced_tiles_first(rows, thres
 @pytest.mark.parametrize("threshold", [0.3, 0.8, 1.0])
 def test_xattention_treats_column_0_as_the_released_code_does_in_its_first_chunk(threshold, monkeypatch):
     """`find_blocks_chunked`: sums before a block lack the last one, and column 0 stands for what is dropped."""
-    monkeypatch.setattr(xattention, "estimated", lambda length: 48)
+    monkeypatch.setattr(xattention, "rows_per_chunk", lambda length: 48)
     (q, k), rows = states(ROWS[0]), ROWS[0]
     method = Xattention(block=8, stride=4, threshold=threshold, column="released")
     score = method.scores(q, k, tiles.Grid(rows, LENGTH, 8)).tolist()
@@ -141,7 +141,7 @@ def test_xattention_treats_column_0_as_the_released_code_does_in_its_first_chunk
 
 @pytest.mark.parametrize(("length", "chunk"), [(100, 2048), (3000, 4096), (16_384, 16_384), (32_768, 8192)])
 def test_the_released_estimate_goes_by_chunks_of_its_own(length, chunk):
-    assert xattention.estimated(length) == chunk
+    assert xattention.rows_per_chunk(length) == chunk
 
 
 def test_thresholds_are_profiled_per_head_and_read_back(tmp_path):
@@ -153,7 +153,7 @@ def test_thresholds_are_profiled_per_head_and_read_back(tmp_path):
     assert found == tuple(tuple(map(max, *pair)) for pair in zip(*each, strict=True)), "the largest of all texts"
     path = tmp_path / "taus.json"
     xattention.save(path, model, method, found)
-    ready = Xattention(block=8, stride=4, threshold=str(path)).ready(model)
+    ready = Xattention(block=8, stride=4, threshold=str(path)).for_model(model)
     q, k = torch.randn(4, 64, 16), torch.randn(2, 64, 16)
     rows = torch.arange(64)
     for layer in range(3):
@@ -161,9 +161,11 @@ def test_thresholds_are_profiled_per_head_and_read_back(tmp_path):
         for head in range(4):
             alone = Xattention(block=8, stride=4, threshold=found[layer][head])(q, k, rows).kept
             assert torch.equal(kept[head], alone[head])
-    refused("are of another model", Xattention(block=8, stride=4, threshold=str(path)).ready, model_of("llama", seed=1))
-    refused("are for block 8 and stride 4", lambda: Xattention(block=8, stride=8, threshold=str(path)).ready(model))
-    refused("holds no thresholds", lambda: Xattention(threshold=str(tmp_path / "none.json")).ready(model))
+    refused(
+        "are of another model", Xattention(block=8, stride=4, threshold=str(path)).for_model, model_of("llama", seed=1)
+    )
+    refused("are for block 8 and stride 4", lambda: Xattention(block=8, stride=8, threshold=str(path)).for_model(model))
+    refused("holds no thresholds", lambda: Xattention(threshold=str(tmp_path / "none.json")).for_model(model))
 
 
 def test_the_profile_is_the_share_at_or_above_the_smallest_estimate_that_matters():
@@ -412,7 +414,7 @@ def test_bfla_keeps_the_blocks_that_hold_the_mass_and_rescues_tiles(rows, flat):
     ours = method(q, k, rows)
     assert torch.equal(ours.kept, expected(rows, k.shape[1], 8, wanted))
     torch.testing.assert_close(method.shares(q, k, rows), torch.tensor(shares), atol=1e-5, rtol=1e-4)
-    causes = method.causes(q, k, rows)
+    causes = method.tiles_by_reason(q, k, rows)
     assert torch.equal(torch.stack(list(causes.values())).any(0), ours.kept)
     for name in ("stride", "random"):
         assert not (causes[name] & (causes["mass"] | causes["local"] | causes["sink"])).any(), "dropped tiles only"
@@ -454,7 +456,7 @@ def test_bfla_as_released_rescues_blocks_and_counts_from_the_chunk(rows, local):
                 want[head, i, j] = keys[0] <= mine[-1][1] and j // 2 in kept[head // 2][i // 2]
     found = method(q, k, rows)
     assert torch.equal(found.kept, want) and found.kept[:, :, 0].all()
-    assert torch.equal(torch.stack(list(method.causes(q, k, rows).values())).any(0), want)
+    assert torch.equal(torch.stack(list(method.tiles_by_reason(q, k, rows).values())).any(0), want)
     assert not torch.equal(found.kept, Bfla(**options)(q, k, rows).kept)
 
 

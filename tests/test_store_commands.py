@@ -27,7 +27,7 @@ from workbench.experiments.trials.trial import Trial
 from workbench.methods import prepare
 from workbench.methods.preprocessing.lookups import Lookups
 from workbench.methods.preprocessing.precompute import Preparation
-from workbench.results import expanded, scores
+from workbench.results import expand_settings, scores
 from workbench.results.reader import Results
 from workbench.store import FolderStore, MemoryStore, fetch, fingerprint, key_of, keys
 from workbench.store.files import quarantine
@@ -223,7 +223,7 @@ def test_what_was_read_longest_ago_goes_first(tmp_path):
     assert (found.blocks, found.after) == (2, 2 * size)
     again = FolderStore(tmp_path / "a")
     assert sorted(again) == ["b0", "b2"] and same(again.get("b0"), kv_of(0))
-    assert store.get("b1") is None and store.why("b1").reason == "evicted"
+    assert store.get("b1") is None and store.miss_reason("b1").reason == "evicted"
 
 
 @pytest.mark.parametrize("ending", [".tar", ".tar.zst"])
@@ -345,7 +345,7 @@ def test_a_url_is_filled_resumed_verified_and_answers_a_trial(folder, files, tmp
 def test_damaged_blocks_at_a_url_are_encoded_again_and_no_others(folder, files, tmp_path):
     to = f"memory://{tmp_path.name}/repaired"
     said("store", "encode", files / "questions.json", "--model", folder, "--to", to)
-    blocks = sorted(RemoteStore(to).listed())
+    blocks = sorted(RemoteStore(to).block_sizes())
     fs, root = file_system(to)
     for key in (blocks[0], blocks[1], blocks[0]):
         path = f"{root}/{key}.safetensors"
@@ -354,11 +354,11 @@ def test_damaged_blocks_at_a_url_are_encoded_again_and_no_others(folder, files, 
         assert run("store", "verify", to)[0] == 1
         found = said("store", "repair", to)
         assert found["whole"] and found["repaired"] == [f"{key}.safetensors"] and found["made"] <= 1
-        assert sorted(RemoteStore(to).listed()) == blocks
+        assert sorted(RemoteStore(to).block_sizes()) == blocks
     fs.rm_file(f"{root}/{blocks[0]}.safetensors")
     code, text = run("store", "verify", to)
     assert code == 1 and f"{blocks[0]}.safetensors" in text and ": gone" in text
-    assert said("store", "repair", to)["whole"] and sorted(RemoteStore(to).listed()) == blocks
+    assert said("store", "repair", to)["whole"] and sorted(RemoteStore(to).block_sizes()) == blocks
     assert said("store", "encode", files / "questions.json", "--model", folder, "--to", to)["made"] == 0
 
 
@@ -381,7 +381,7 @@ TINY |= {"baseline": 5, "chosen": 2}  # the fifth begins as the third did, which
 def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folder):
     counted = [row for rows in runs(models.load(folder), TINY, paged) for row in rows]
     found = Results({}).with_rows("counts", counted, experiment="serving").counts("serving")
-    table = expanded(scores(found), "scheduler")
+    table = expand_settings(scores(found), "scheduler")
     assert len(table) == 21 and (table.ttft_ms > 0).all() and set(table.blocks) == {6}
     reuse = table[table.method == "reuse"]
     assert set(reuse.kind) == {"hot", "warm", "cold"} and (reuse.reused == 1).all()
@@ -452,7 +452,7 @@ def test_the_nearest_of_many_kept_blocks_explains_a_miss():
     store = MemoryStore()
     for model in ("a", "b"):
         store.put(key_of(model, torch.float32, BLOCK, [BEFORE]), kv_of(1, 4))
-    assert store.why(key_of("b", torch.float32, BLOCK)).reason == "other context before it"
+    assert store.miss_reason(key_of("b", torch.float32, BLOCK)).reason == "other context before it"
 
 
 def test_what_was_evicted_or_never_fitted_says_so():
@@ -480,7 +480,7 @@ def test_what_is_remembered_of_evicted_blocks_is_bounded(monkeypatch):
         store.put(key_for(seed), kv_of(seed))
         store.get(key_for(100 + seed))
     assert len(store._dropped) == 10 and sum(map(len, store._index._keys.values())) == 1
-    assert store.why(key_for(38)).reason == "evicted" and store.why(key_for(1)).reason == "never seen"
+    assert store.miss_reason(key_for(38)).reason == "evicted" and store.miss_reason(key_for(1)).reason == "never seen"
 
 
 def test_views_pass_the_reason_on():
@@ -488,8 +488,8 @@ def test_views_pass_the_reason_on():
     for seed in (1, 2):
         store.put(key_for(seed), kv_of(seed))
     for view in (ReadOnlyStore(store), RecordingStore(store), StagingStore(MemoryStore(), store)):
-        assert view.why(key_for(1)).reason == "evicted"
-    assert ReadOnlyStore(store, set()).why(key_for(2)).reason == "never seen"
+        assert view.miss_reason(key_for(1)).reason == "evicted"
+    assert ReadOnlyStore(store, set()).miss_reason(key_for(2)).reason == "never seen"
 
 
 # Trials and the command line
@@ -573,7 +573,7 @@ def test_explain_asks_for_what_a_trial_asks_for_behind_neighbours_too(folder, lo
     found = Lookups(out, str(folder), **DATA).run(loaded)
     model, tokenizer, layout = loaded
     samples = data.load("lab", 4, 0, 3)
-    policy = prepare.named(spec, corpus=Corpus.of(samples, layout, tokenizer))
+    policy = prepare.from_spec(spec, corpus=Corpus.of(samples, layout, tokenizer))
     recording = RecordingStore(MemoryStore(behind=FolderStore(out)))
     policy(model, layout.prompts(samples, tokenizer), recording)
     assert not recording.stored and not found.misses and found.hits == recording.store.stats.entries

@@ -46,7 +46,7 @@ def served_or_missed(path: Path, changed: bytes) -> list[bool]:
         kv = store.get(key_for(seed))
         assert kv is None or same(kv, kv_of(seed))
         if kv is None:
-            assert store.why(key_for(seed)).reason == "damaged" and store.why(key_for(seed)).detail
+            assert store.miss_reason(key_for(seed)).reason == "damaged" and store.miss_reason(key_for(seed)).detail
         found.append(kv is not None)
     assert store.stats.reasons.get("damaged", 0) == store.stats.misses == found.count(False)
     return found
@@ -104,7 +104,7 @@ def test_what_is_set_aside_under_one_name_stays_side_by_side_until_it_is_cleared
         path.write_bytes(bytes(seed))
         assert FolderStore(tmp_path / "a").get(key_for(1)) is None
         store = FolderStore(tmp_path / "a")
-        assert key_for(1) not in store and store.why(key_for(1)).reason == "damaged"
+        assert key_for(1) not in store and store.miss_reason(key_for(1)).reason == "damaged"
         store.put(key_for(1), kv_of(1))
         assert same(store.get(key_for(1)), kv_of(1))
     assert sorted(quarantine.reasons(tmp_path / "a")) == [path.name, f"{path.name}.1", f"{path.name}.2"]
@@ -140,9 +140,9 @@ def test_a_damaged_manifest_is_one_sentence_and_written_anew_by_who_knows_the_mo
     damage(tmp_path / "a" / "manifest.json", text)
     if text is not None:
         refused(r"manifest\.json is corrupt: .*; what names the model writes it anew", FolderStore, tmp_path / "a")
-        assert not scrub.verify(tmp_path / "a").whole
+        assert not scrub.verify(tmp_path / "a").intact
     assert same(FolderStore(tmp_path / "a", kind, new=text is None).get(key_for(1)), kv_of(1))
-    assert (tmp_path / "a" / "manifest.json").read_text() == before and scrub.verify(tmp_path / "a").whole
+    assert (tmp_path / "a" / "manifest.json").read_text() == before and scrub.verify(tmp_path / "a").intact
 
 
 @pytest.mark.parametrize("text", ["{", "{}", None])
@@ -264,7 +264,7 @@ def test_two_writers_of_one_key_leave_one_whole_file_and_readers_never_see_half_
             writers.pop()
     assert store.stats.hits == reads > 10 and not store.stats.misses
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["key.safetensors", "manifest.json"]
-    assert scrub.verify(tmp_path / "a").whole
+    assert scrub.verify(tmp_path / "a").intact
 
 
 def test_processes_that_begin_one_folder_at_one_time_share_it(tmp_path):
@@ -277,14 +277,14 @@ def test_processes_that_begin_one_folder_at_one_time_share_it(tmp_path):
 
 def test_a_store_finds_what_another_process_puts_later_and_replaces(tmp_path):
     store, other = FolderStore(tmp_path / "a", new=True), FolderStore(tmp_path / "a")
-    assert store.get("key") is None and store.why("key").reason == "never seen"
+    assert store.get("key") is None and store.miss_reason("key").reason == "never seen"
     other.put("key", kv_of(1))
     assert same(store.get("key"), kv_of(1))
     other.put("key", kv_of(2, tokens=9))
     assert same(store.get("key"), kv_of(2, tokens=9))
     (tmp_path / "a" / "key.safetensors").unlink()
     assert store.get("key") is None
-    assert str(store.why("key")) == "evicted: key.safetensors was deleted"
+    assert str(store.miss_reason("key")) == "evicted: key.safetensors was deleted"
     other.put("key", kv_of(3))
     assert same(store.get("key"), kv_of(3))
     assert store.stats.reasons == {"never seen": 1, "evicted": 1}
@@ -443,7 +443,7 @@ def test_a_clock_that_goes_back_costs_nothing(tmp_path, monkeypatch):
 def test_a_budget_smaller_than_a_block_keeps_nothing_and_says_so(tmp_path):
     memory = MemoryStore(10, behind=FolderStore(tmp_path / "a", new=True))
     memory.put("key", kv_of(1))
-    assert memory.get("key") is None and memory.why("key").reason == "too large"
+    assert memory.get("key") is None and memory.miss_reason("key").reason == "too large"
     FolderStore(tmp_path / "a").put("key", kv_of(1))
     assert same(memory.get("key"), kv_of(1)), "it is served from the disk"
     assert collect_garbage(tmp_path / "a", 10).after == 0

@@ -12,7 +12,7 @@ from tests.store_blocks import folder_with, key_for, kv_of, one_block, rewritten
 from workbench.core.kv import KV
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.files import file_header, quarantine, scrub
-from workbench.store.files.block_file import POPULATES, MappedKV, owned
+from workbench.store.files.block_file import POPULATES, MappedKV, unmapped_copy
 from workbench.store.tiering.tier import HostTier
 
 
@@ -47,7 +47,7 @@ def test_a_file_without_checksums_is_a_miss_that_says_so(tmp_path):
     path = folder_with(tmp_path / "a", {key_for(1): kv_of(1)}) / "shard.safetensors"
     save_file(load_file(path), path, {"starts": json.dumps({key_for(1): 1}), "layers": "2"})
     store = FolderStore(tmp_path / "a")
-    assert store.get(key_for(1)) is None and "checksum of its header is wrong" in str(store.why(key_for(1)))
+    assert store.get(key_for(1)) is None and "checksum of its header is wrong" in str(store.miss_reason(key_for(1)))
 
 
 def uneven() -> KV:
@@ -69,8 +69,8 @@ def uneven() -> KV:
 def test_what_contradicts_its_key_is_not_served_whatever_its_checksum(tmp_path, wrong, says):
     store = FolderStore(folder_with(tmp_path / "a", {key_for(1): wrong}))
     assert store.get(key_for(1)) is None
-    assert store.why(key_for(1)).detail.startswith("shard.safetensors: ")
-    assert re.search(says, store.why(key_for(1)).detail)
+    assert store.miss_reason(key_for(1)).detail.startswith("shard.safetensors: ")
+    assert re.search(says, store.miss_reason(key_for(1)).detail)
 
 
 def test_a_checksum_of_a_block_and_those_of_its_tensors_must_agree(tmp_path):
@@ -78,7 +78,7 @@ def test_a_checksum_of_a_block_and_those_of_its_tensors_must_agree(tmp_path):
     store.put("key", kv_of(1))
     rewritten(tmp_path / "a" / "key.safetensors", lambda entries: entries.update(wholes='{"key": 7}'))
     store = FolderStore(tmp_path / "a")
-    assert store.get("key") is None and "checksum of the block is wrong" in str(store.why("key"))
+    assert store.get("key") is None and "checksum of the block is wrong" in str(store.miss_reason("key"))
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_a_file_of_a_later_version_is_named_never_deleted_and_set_aside_where_it
     monkeypatch.undo()
     later = path.read_bytes()
     store = FolderStore(tmp_path / "a")
-    assert store.get(key_for(1)) is None and store.why(key_for(1)).reason == "other format version"
+    assert store.get(key_for(1)) is None and store.miss_reason(key_for(1)).reason == "other format version"
     found = scrub.verify(tmp_path / "a", repair=True)
-    assert found.whole and [finding.kind for finding in found.findings] == ["later"] and not found.removed
+    assert found.intact and [finding.kind for finding in found.findings] == ["later"] and not found.removed
     assert list((tmp_path / "a").glob("*.safetensors")) == [path] and path.read_bytes() == later
     FolderStore(tmp_path / "a").put(key_for(1), kv_of(1))
     assert same(FolderStore(tmp_path / "a").get(key_for(1)), kv_of(1))
@@ -132,7 +132,7 @@ def test_a_block_whose_keys_and_values_do_not_agree_is_a_miss(tmp_path):
     kv = kv_of(1)
     kv.values[1] = kv.values[1].repeat(2, 1, 1)
     store = FolderStore(folder_with(tmp_path / "a", {"key": kv}))
-    assert store.get("key") is None and "must agree" in store.why("key").detail
+    assert store.get("key") is None and "must agree" in store.miss_reason("key").detail
 
 
 # --- Blocks that are pages of their file
@@ -147,9 +147,9 @@ def test_mapped_blocks_are_verified_as_copied_ones_and_writing_to_them_stays_in_
     kv.keys[0][0, 0, 0] += 1
     assert path.read_bytes() == whole and same(store.get("a"), kv_of(1, 900))
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert store.get("b") is None and "values of layer 1" in store.why("b").detail
+    assert store.get("b") is None and "values of layer 1" in store.miss_reason("b").detail
     path.write_bytes(whole[: len(whole) // 2])
-    assert store.get("a") is None and "and the file at" in store.why("a").detail
+    assert store.get("a") is None and "and the file at" in store.miss_reason("a").detail
 
 
 def test_pages_of_a_file_are_handed_out_and_who_keeps_a_block_copies_it(tmp_path):
@@ -159,10 +159,10 @@ def test_pages_of_a_file_are_handed_out_and_who_keeps_a_block_copies_it(tmp_path
     assert not isinstance(FolderStore(tmp_path / "a", mapped=False).get("key"), MappedKV)
     memory, tier = MemoryStore(behind=FolderStore(tmp_path / "a", mapped=True)), HostTier()
     mapped = FolderStore(tmp_path / "a", mapped=True).get("key")
-    tier.keep("key", tier.made(mapped))
-    for kept in (memory.get("key"), memory.get("key"), tier.get("key"), owned(mapped)):
+    tier.keep("key", tier.to_stored(mapped))
+    for kept in (memory.get("key"), memory.get("key"), tier.get("key"), unmapped_copy(mapped)):
         assert not isinstance(kept, MappedKV) and kept.read_only and same(kept, kv_of(1))
-    assert owned(kept) is kept
+    assert unmapped_copy(kept) is kept
 
 
 def test_pages_that_were_handed_out_outlast_a_file_that_is_replaced(tmp_path):

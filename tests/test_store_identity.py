@@ -59,7 +59,7 @@ def test_a_folder_that_does_not_name_its_tokenizer_is_read(tmp_path):
 
 def test_another_tokenizer_is_another_kind(model):
     words = tiny.tokenizer()
-    policy = prepare.named("independent")
+    policy = prepare.from_spec("independent")
     kind = kind_of(model, policy, words)
     assert kind == kind_of(model, policy, tiny.tokenizer()) and "tokenizer" not in kind_of(model, policy)
     changed = json.loads(words.backend_tokenizer.to_str())

@@ -82,7 +82,7 @@ def test_what_is_put_at_a_url_is_found_there_bit_for_bit(url, tmp_path, fault):
     url = url.format(str(tmp_path).lstrip("/") if "file" not in url else tmp_path)
     store = RemoteStore(url, {"model": "m"}, new=True)
     for seed in (1, 2):
-        assert store.get(key_for(seed)) is None and store.why(key_for(seed)).reason == "never seen"
+        assert store.get(key_for(seed)) is None and store.miss_reason(key_for(seed)).reason == "never seen"
         store.put(key_for(seed), kv_of(seed))
     again = opened(url, {"model": "m"})
     assert isinstance(again, RemoteStore) and is_begun(url)
@@ -111,8 +111,8 @@ def test_a_remote_that_does_not_give_a_whole_block_is_a_miss_with_its_reason_in_
     memory = MemoryStore(behind=store)
     fault(name)
     assert memory.get(key_for(1)) is None, "who stalls would give it at last"
-    assert store.why(key_for(1)).reason == memory.why(key_for(1)).reason == reason
-    assert says in store.why(key_for(1)).detail and memory.stats.reasons == {reason: 1}
+    assert store.miss_reason(key_for(1)).reason == memory.miss_reason(key_for(1)).reason == reason
+    assert says in store.miss_reason(key_for(1)).detail and memory.stats.reasons == {reason: 1}
     fault("")
     time.sleep(0.06 if name == "stall" else 0)
     assert same(memory.get(key_for(1)), kv_of(1)), "it is asked again"
@@ -124,7 +124,7 @@ def test_a_remote_that_stalled_is_left_alone_for_a_while(fault):
     fault("stall")
     assert store.get(key_for(1)) is None
     assert not any(store.get(key_for(1)) for _ in range(100))
-    assert "it did not answer a moment ago" in store.why(key_for(1)).detail
+    assert "it did not answer a moment ago" in store.miss_reason(key_for(1)).detail
 
 
 def test_a_damaged_block_is_made_again_and_replaced(fault):
@@ -134,11 +134,11 @@ def test_a_damaged_block_is_made_again_and_replaced(fault):
     data = store.fs.cat_file(path)
     store.fs.pipe_file(path, data[:-1] + bytes([data[-1] ^ 128]))
     found = scrub.verify_remote("faulty://kept")
-    assert not found.whole and len(found.findings) == 1 and "values of layer 1" in str(found.findings[0])
+    assert not found.intact and len(found.findings) == 1 and "values of layer 1" in str(found.findings[0])
     memory = MemoryStore(behind=store)
     assert memory.get(key_for(1)) is None
     memory.put(key_for(1), kv_of(1))
-    assert memory.stats.repaired == 1 and scrub.verify_remote("faulty://kept").whole
+    assert memory.stats.repaired == 1 and scrub.verify_remote("faulty://kept").intact
     store.fs.pipe_file(path, b"nothing")
     found = scrub.verify_remote("faulty://kept", repair=True)
     assert found.removed == (f"{key_for(1)}.safetensors",) and scrub.verify_remote("faulty://kept").blocks == 0
@@ -148,11 +148,11 @@ def test_files_of_a_later_version_or_of_another_block_are_not_served(fault, monk
     store = RemoteStore("faulty://kept", new=True)
     store.put(key_for(2), kv_of(2))
     store.fs.cp_file(f"{store.root}/{key_for(2)}.safetensors", f"{store.root}/{key_for(1)}.safetensors")
-    assert store.get(key_for(1)) is None and store.why(key_for(1)).detail == "it holds another block"
+    assert store.get(key_for(1)) is None and store.miss_reason(key_for(1)).detail == "it holds another block"
     monkeypatch.setattr("workbench.store.files.file_header.FORMAT", 2)
     store.put(key_for(1), kv_of(1))
     monkeypatch.undo()
-    assert store.get(key_for(1)) is None and store.why(key_for(1)).reason == "other format version"
+    assert store.get(key_for(1)) is None and store.miss_reason(key_for(1)).reason == "other format version"
 
 
 @pytest.mark.parametrize(

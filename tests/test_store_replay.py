@@ -121,7 +121,7 @@ def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
 
 
 def test_receipts_of_requests_that_are_served_here_tell_each_round(loaded):
-    rows = tier_rounds.answered(loaded, data.load("lab", 2, 0, 3), 2)
+    rows = tier_rounds.answer_rounds(loaded, data.load("lab", 2, 0, 3), 2)
     assert [row["round"] for row in rows[::2]] == list(tier_rounds.ROUNDS) and all(row["equal"] for row in rows)
     flat = pd.DataFrame(tier_rounds.flat(rows)).groupby("round").sum(numeric_only=True)
     assert flat.reused["empty tiers"] < flat.reused["again"] and flat.bytes["memory empty, folder full"] > 0

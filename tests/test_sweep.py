@@ -199,11 +199,16 @@ def test_a_failure_is_told_and_the_others_go_on(base, tmp_path, monkeypatch):
 
 
 def test_a_process_keeps_blocks_in_half_of_a_gpu_that_processes_share(base, monkeypatch):
-    assert sweeps.room(base, 4) == base.store_gib
+    assert sweeps.cache_gib(base, 4) == base.store_gib
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 128 * 2**30))
-    assert [sweeps.room(replace(base, device="cuda"), jobs) for jobs in (1, 2, 3, 400)] == [64, 64, 32, base.store_gib]
+    assert [sweeps.cache_gib(replace(base, device="cuda"), jobs) for jobs in (1, 2, 3, 400)] == [
+        64,
+        64,
+        32,
+        base.store_gib,
+    ]
 
 
 def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, tmp_path):

@@ -195,7 +195,7 @@ def test_a_worker_has_the_number_that_dask_names_it_by():
     with distributed.LocalCluster(3, threads_per_worker=1, **options) as cluster, distributed.Client(cluster) as client:
         for name, worker in cluster.workers.items():
             asked = client.submit(runner.worker_number, workers=[worker.address], pure=False)
-            dealt = client.submit(runner.dealt, "cuda", lambda: 2, workers=[worker.address], pure=False)
+            dealt = client.submit(runner.device_of_process, "cuda", lambda: 2, workers=[worker.address], pure=False)
             assert (asked.result(), dealt.result()) == (name, f"cuda:{name % 2}")
     assert runner.worker_number() == 0
 

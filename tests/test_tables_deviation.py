@@ -30,13 +30,13 @@ from workbench.methods.generation import generate
 from workbench.metrics import attention_mass
 from workbench.metrics.attention_mass import AttentionMass
 from workbench.metrics.kv import kv_deviation, position_encoding
-from workbench.metrics.kv.kv_deviation import Repair
+from workbench.metrics.kv.kv_deviation import RepairDeviation
 from workbench.metrics.kv.selection import places
 from workbench.plots.attention import masks
 from workbench.plots.kv import deviation
 from workbench.plots.marks import chart, styles, theme
 from workbench.plots.marks.lines import Panel, Series, line_chart
-from workbench.plots.marks.styles import Look
+from workbench.plots.marks.styles import SeriesStyle
 from workbench.plots.marks.table import ROOM, SECOND, drawn_width, table
 from workbench.plots.marks.theme import TURNED
 from workbench.plots.tokens import ratio_outcomes
@@ -85,7 +85,7 @@ def test_causes_are_means_over_prompts(loaded):
 def test_repairs_keep_selector_and_part_together():
     before, after = torch.ones(12, 3), torch.ones(12, 3)
     after[8:] = 0.25
-    repair = Repair(before, after, torch.tensor([4]), 8)
+    repair = RepairDeviation(before, after, torch.tensor([4]), 8)
     records = kv_deviation.repair_records({"first_k": [repair, repair], "oracle": [repair]})
     assert [r["at"] for r in records[:2]] == [1, 2], "the first layer never deviates"
     final = {(r["name"], r["part"]): r["mean"] for r in records if r["at"] == 2}
@@ -106,8 +106,8 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
     outcomes = ratio_outcomes.outcomes_of(CHOICES, ["Tamton", "Tamton", "Wilby", "Tamton"], ["Wilby"])
     assert outcomes[0.5]["first_k"].right and not outcomes[0.5]["oracle"].right
     assert outcomes[0.5]["first_k"].rows.tolist() == [3, 4]
-    assert ratio_outcomes.enough(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
-    assert ratio_outcomes.enough({1.0: outcomes[0.5]}, "Wilby") == {"first_k": None, "oracle": None}
+    assert ratio_outcomes.smallest_ratios(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
+    assert ratio_outcomes.smallest_ratios({1.0: outcomes[0.5]}, "Wilby") == {"first_k": None, "oracle": None}
     assert ratio_outcomes.is_right("Wilby", ()) is None
 
 
@@ -138,7 +138,7 @@ def test_answers_under_masks_are_those_of_generation_and_the_first_rule_is_no_di
     model, tokenizer, layout = loaded
     view = prompt_view.of_text("Ada lives in Wilby.\n\nBen is a potter.", "Where is Ada?", tokenizer, layout)
     rules = {"full": causal, "block": block_attention(view.prompt)}
-    found = {name: attention_mass.masked(model, view.prompt, rule) for name, rule in rules.items()}
+    found = {name: attention_mass.measure_masked(model, view.prompt, rule) for name, rule in rules.items()}
     records = attention_mass.answers_under(loaded, view, rules, found, 4)
     (full,) = generate(model, tokenizer, [view.prompt], "full", max_new_tokens=4, stop=layout.stop)
     (block,) = generate(model, tokenizer, [view.prompt], "block", max_new_tokens=4, stop=layout.stop)
@@ -273,7 +273,7 @@ def seen(colour: np.ndarray, deficiency: str | None) -> np.ndarray:
     return cspace_convert(np.clip(cspace_convert(colour, eye, "sRGB1"), 0, 1), "sRGB1", "CAM02-UCS")
 
 
-def alike(one: Look, other: Look, dark: bool, deficiency: str | None) -> bool:
+def alike(one: SeriesStyle, other: SeriesStyle, dark: bool, deficiency: str | None) -> bool:
     pair = [turned(rgb(look.colour)) if dark else rgb(look.colour) for look in (one, other)]
     first, second = (seen(colour, deficiency) for colour in pair)
     return bool(np.linalg.norm(first - second) < APART)
@@ -306,7 +306,7 @@ def test_neighbouring_blocks_differ_in_colour_and_texts_stand_out(dark):
     cycle = [*theme.BLOCKS, theme.BLOCKS[0]]
     for deficiency in DEFICIENCIES:
         for one, other in pairwise(cycle):
-            assert not alike(Look(one), Look(other), dark, deficiency), (one, other, deficiency)
+            assert not alike(SeriesStyle(one), SeriesStyle(other), dark, deficiency), (one, other, deficiency)
     paper, *inks = (turned(rgb(c)) if dark else rgb(c) for c in (theme.PAPER, theme.INK, theme.MUTED))
     assert [contrast(ink, paper) >= 4.5 for ink in inks] == [True, True]
     assert (luminance(paper) < 0.02) is dark
@@ -325,9 +325,9 @@ def test_variants_of_one_method_have_lines_of_their_own():
     "text", ["<b>x</b>", '<a href="javascript:alert(1)">x</a>', "<img src=x onerror=alert(1)>", "a<b"]
 )
 def test_markup_of_users_stays_text(text):
-    assert "<" not in theme.plain(text) and "<" not in theme.escaped(text)
+    assert "<" not in theme.plain(text) and "<" not in theme.escape_text(text)
     assert theme.plain("10<sup>3</sup><br>y") == "10<sup>3</sup><br>y"
-    assert theme.escaped("&lt;") == "&amp;lt;"
+    assert theme.escape_text("&lt;") == "&amp;lt;"
 
 
 SAID = {"title": "T", "notice": "n", "caption": "c"}

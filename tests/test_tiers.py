@@ -49,7 +49,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def get(self, key):
-        there, kv = self.store.where(key), self.store.get(key)
+        there, kv = self.store.tier_of(key), self.store.get(key)
         assert (kv is not None) == (there is not None)
         if kv is None:
             reason = self.store.recent[-1].reason
@@ -84,9 +84,9 @@ def test_the_coldest_block_moves_down_and_comes_back_up():
     store.get("a")
     store.put("c", kv_of(1))
     store.put("d", kv_of(1))
-    assert [store.where(key) for key in "abcd"] == ["host", "disk", "host", "host"], "b was used least"
+    assert [store.tier_of(key) for key in "abcd"] == ["host", "disk", "host", "host"], "b was used least"
     found = store.find("b")
-    assert found.tier == "disk" and store.where("b") == "host"
+    assert found.tier == "disk" and store.tier_of("b") == "host"
     assert [(row["hits"], row["read"], row["evictions"]) for row in store.by_tier()] == [(1, 16, 2), (1, 16, 0)]
     kinds = [event.what for event in store.events]
     assert kinds.count("evict") == 2 and kinds.count("write") == 2 and kinds.count("read") == 1
@@ -181,11 +181,11 @@ def test_eight_bits_lose_at_most_half_a_step(tokens, seed, scale):
 def test_a_tier_of_eight_bits_holds_more_blocks():
     kv = encode(model_of(), block_of(64)).lock()
     plain, rounded = HostTier(kv.nbytes), HostTier(kv.nbytes, storage="int8")
-    assert rounded.needs(kv) < 0.4 * plain.needs(kv) == 0.4 * kv.nbytes
+    assert rounded.bytes_needed(kv) < 0.4 * plain.bytes_needed(kv) == 0.4 * kv.nbytes
     store = TieredStore([rounded])
     store.put("a", kv)
     store.put("b", kv)
-    assert len(rounded) == 2 and rounded.bytes == 2 * rounded.needs(kv)
+    assert len(rounded) == 2 and rounded.bytes == 2 * rounded.bytes_needed(kv)
     torch.testing.assert_close(store.get("a").keys[0], kv.keys[0], atol=0.05 * float(kv.keys[0].abs().max()), rtol=0)
     broken = kv.clone()
     broken.keys[0][0, 0, 0] = float("nan")
@@ -210,14 +210,14 @@ def test_a_disk_that_cannot_be_written_to_keeps_what_it_holds():
     store.put("b", kv_of(1))
     store.tiers[1].store.broken = True
     store.put("c", kv_of(1))
-    assert [store.where(key) for key in "abc"] == ["disk", None, "host"] and store.get("a") is not None
+    assert [store.tier_of(key) for key in "abc"] == ["disk", None, "host"] and store.get("a") is not None
 
 
 def test_a_budget_smaller_than_a_block_is_one_clear_error_and_nothing_is_written():
     store = two(16, 32)
     refused(r"a block of 48 bytes is larger than every budget \(host 16, disk 32 bytes\)", store.put, "a", kv_of(3))
     store.put("b", kv_of(2))
-    assert store.where("a") is None and store.where("b") == "disk"
+    assert store.tier_of("a") is None and store.tier_of("b") == "disk"
 
 
 def test_a_folder_that_holds_more_than_its_budget_is_refused_and_left_alone():
@@ -263,7 +263,7 @@ def test_a_block_on_its_way_is_read_once_by_all_who_want_it():
     for reader in readers:
         reader.join(10)
     assert {len(found.kv) for found in got} == {1} and "remote" in {found.tier for found in got} and shelf.reads == 1
-    assert store.where("a") == "host"
+    assert store.tier_of("a") == "host"
     store.close()
 
 
@@ -286,7 +286,7 @@ def test_a_hit_and_a_new_block_in_memory_wait_for_no_write():
     assert store.get("b") is not None and not shelf.held, "a is on its way down"
     shelf.go.set()
     writer.join(10)
-    assert [store.where(key) for key in "abc"] == ["disk", "host", "host"]
+    assert [store.tier_of(key) for key in "abc"] == ["disk", "host", "host"]
     store.close()
 
 
@@ -314,10 +314,10 @@ def test_a_folder_is_a_tier_whose_files_come_and_go(tmp_path):
     store = TieredStore([HostTier(size), opened()])
     for key, kv in zip(keys, kvs, strict=True):
         store.put(key, kv)
-    assert [store.where(key) for key in keys] == ["disk", "disk", "host"]
+    assert [store.tier_of(key) for key in keys] == ["disk", "disk", "host"]
     assert store.get(keys[1]) is not None, "it comes up, and the one above goes down, where the coldest makes room"
-    assert [store.where(key) for key in keys] == [None, "host", "disk"]
-    assert store.why(keys[0]).reason == "evicted"
+    assert [store.tier_of(key) for key in keys] == [None, "host", "disk"]
+    assert store.miss_reason(keys[0]).reason == "evicted"
     assert len(list((tmp_path / "blocks").glob("*.safetensors"))) == 2
     again = TieredStore([HostTier(size), opened()])
     found = again.find(keys[2])
@@ -341,8 +341,8 @@ def test_a_remote_is_the_last_tier(tmp_path):
     store = opened()
     for key, kv in zip(keys, kvs, strict=True):
         store.put(key, kv)
-    assert [store.where(key) for key in keys] == ["remote", "remote", "disk", "host"]
-    assert store.find(keys[0]).tier == "remote" and store.where(keys[0]) == "host"
+    assert [store.tier_of(key) for key in keys] == ["remote", "remote", "disk", "host"]
+    assert store.find(keys[0]).tier == "remote" and store.tier_of(keys[0]) == "host"
     later = opened()
     found = later.find(keys[1])
     assert found.tier == "remote" and torch.equal(found.kv.values[2], kvs[1].values[2])
@@ -355,7 +355,7 @@ def test_a_file_of_several_blocks_is_written_without_the_one_that_is_removed(tmp
     assert folder.size_of("b") == 48 and folder.size_of("x") == 0
     folder.remove("a")
     folder.remove("a")
-    assert folder.get("a") is None and folder.why("a").reason == "evicted" and len(folder.get("b")) == 3
+    assert folder.get("a") is None and folder.miss_reason("a").reason == "evicted" and len(folder.get("b")) == 3
     folder.remove("b")
     assert not list((tmp_path / "blocks").glob("*.safetensors")) and len(folder) == 0
 

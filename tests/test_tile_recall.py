@@ -38,11 +38,11 @@ def test_states_of_a_prompt_are_those_that_a_method_is_asked_with():
     model, prompt = model_of("llama"), prompt_of(30, 20, 9)
     found = dense_states(model, prompt.tokens)
     assert found.layers == [0, 1, 2] and (found.heads, found.kv_heads, len(found)) == (4, 2, 59)
-    method = sparse.named("oracle(block=8, mass=0.6)")
+    method = sparse.from_spec("oracle(block=8, mass=0.6)")
     head = sparsity.measure(model, [prompt], method).heads
-    ours = torch.stack([tile_recall.chosen(found, i, method).held() for i in found.layers]).flatten()
+    ours = torch.stack([tile_recall.select_by(found, i, method).mass_kept() for i in found.layers]).flatten()
     torch.testing.assert_close(ours, torch.tensor([h.mass for h in head]).double(), atol=1e-5, rtol=0)
-    density = torch.stack([tile_recall.chosen(found, i, method).density() for i in found.layers]).flatten()
+    density = torch.stack([tile_recall.select_by(found, i, method).density() for i in found.layers]).flatten()
     torch.testing.assert_close(density, torch.tensor([h.density for h in head]).double(), atol=1e-6, rtol=0)
 
 
@@ -52,29 +52,31 @@ def test_layers_with_a_window_are_left_out():
 
 
 def test_needed_kept_and_missed_add_up(states):
-    found = tile_recall.chosen(states, 2, sparse.named("window(block=16, local=1)"), 0.7)
-    assert torch.equal(found.needed, tile_recall.needed(states, 2, 16, 0.7).kept)
-    assert (tile_recall.needed(states, 2, 16, 0.7).held() >= 0.7).all() and found.missed.any()
+    found = tile_recall.select_by(states, 2, sparse.from_spec("window(block=16, local=1)"), 0.7)
+    assert torch.equal(found.needed, tile_recall.select_by_oracle(states, 2, 16, 0.7).kept)
+    assert (tile_recall.select_by_oracle(states, 2, 16, 0.7).mass_kept() >= 0.7).all() and found.missed.any()
     assert not (found.missed & found.kept).any() and not (found.kept & ~found.grid.causal).any()
-    whole = found.held() + found.held(~found.kept)
+    whole = found.mass_kept() + found.mass_kept(~found.kept)
     torch.testing.assert_close(whole, torch.ones(4).double(), atol=1e-5, rtol=0)
-    dense = tile_recall.chosen(states, 2, sparse.named("dense(block=16)"))
+    dense = tile_recall.select_by(states, 2, sparse.from_spec("dense(block=16)"))
     assert dense.density().eq(1).all() and not dense.missed.any() and dense.record()["missed_mass"] == 0
 
 
 def test_chunk_by_chunk_is_what_each_chunk_chooses(states):
-    method = sparse.named("quoka(block=8, keep=0.2)")
-    assert tile_recall.chosen(states, 0, method).density().eq(1).all(), "of a whole prompt nothing is past"
+    method = sparse.from_spec("quoka(block=8, keep=0.2)")
+    assert tile_recall.select_by(states, 0, method).density().eq(1).all(), "of a whole prompt nothing is past"
     found = tile_recall.choice(states, 0, method, 64)
     rows = torch.arange(64, 128)
     alone = method(states.queries[0][:, rows], states.keys[0][:, :128], rows, Site(0, LENGTH)).paged()
     assert torch.equal(found.kept[:, 8:16, :16], alone.kept)
     assert not found.kept[:, 8:16, 16:].any() and not found.kept[:, 8:16, :8].all()
-    refused("chunk 60 is no multiple of 8", tile_recall.chosen, states, 0, method, chunk=60)
+    refused("chunk 60 is no multiple of 8", tile_recall.select_by, states, 0, method, chunk=60)
 
 
 def test_every_step_of_the_union_covers_the_one_before(states):
-    found = tile_states.union(states, 0, sparse.named("random(block=8, share=0.1, sink=0, local=0)"), slice(128, 192))
+    found = tile_states.union(
+        states, 0, sparse.from_spec("random(block=8, share=0.1, sink=0, local=0)"), slice(128, 192)
+    )
     assert (found.heads >= found.kept.any(1)).all() and found.group == 2 and len(found.groups) == 2
     assert torch.equal(found.groups, found.heads.unflatten(0, (2, 2)).any(1))
     assert torch.equal(found.pages, found.groups | found.own) and found.own.nonzero()[:, 0].tolist() == [*range(16, 24)]
@@ -86,21 +88,21 @@ def test_every_step_of_the_union_covers_the_one_before(states):
 
 def test_the_union_is_that_of_compact_attention(states):
     spec, rows = "random(block=8, share=0.1, sink=0, local=0)", torch.arange(128, 192)
-    compact = sparse.named(f"compact(over={spec}, heads=1)")
+    compact = sparse.from_spec(f"compact(over={spec}, heads=1)")
     found = tile_states.union(states, 2, compact, slice(128, 192))
     tiles = compact(states.queries[2][:, rows], states.keys[2][:, :192], rows, Site(2, LENGTH))
     assert found.group == 1 and torch.equal(found.pages, tiles.kept[:, -1])
 
 
 def test_a_window_of_rows_is_a_part_of_the_whole(states):
-    method = sparse.named("strided(block=16, stride=3, local=0)")
-    whole, tiles = tile_recall.chosen(states, 0, method, 0.6), tile_recall.choice(states, 0, method)
+    method = sparse.from_spec("strided(block=16, stride=3, local=0)")
+    whole, tiles = tile_recall.select_by(states, 0, method, 0.6), tile_recall.choice(states, 0, method)
     part = tile_recall.window(states, 0, 3, tiles, slice(4, 9), 0.6)
     torch.testing.assert_close(part.mass, whole.mass[3, 4:9])
     assert torch.equal(part.kept, whole.kept[3, 4:9]) and torch.equal(part.needed, whole.needed[3, 4:9])
-    inside = part.at(slice(2, 6))
+    inside = part.over_keys(slice(2, 6))
     assert inside.mass.shape == (5, 4) and torch.equal(inside.causal, part.causal[:, 2:6])
-    assert 0 < inside.held() < part.held() < 1 and part.missed() > 0
+    assert 0 < inside.mass_kept() < part.mass_kept() < 1 and part.mass_missed() > 0
 
 
 def test_the_truth_is_worked_out_once_and_only_for_the_rows_asked_for(states, monkeypatch):
@@ -109,19 +111,19 @@ def test_the_truth_is_worked_out_once_and_only_for_the_rows_asked_for(states, mo
     monkeypatch.setattr("workbench.metrics.tiles.tile_states.mass", once)
     again = States(states.queries, states.keys)
     for spec in ("window(block=16)", "dense(block=16)"):
-        tile_recall.window(again, 0, 1, tile_recall.choice(again, 0, sparse.named(spec)), slice(10, 12))
-        tile_recall.chosen(again, 2, sparse.named(spec))
+        tile_recall.window(again, 0, 1, tile_recall.choice(again, 0, sparse.from_spec(spec)), slice(10, 12))
+        tile_recall.select_by(again, 2, sparse.from_spec(spec))
     assert asked == [(2, 13), (13, 13)]
 
 
 def test_rules_of_bfla_share_out_what_it_keeps(states):
-    method = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.5, local=1, sink=1, stride=5, random=0.05)")
-    found, whole = tile_recall.bfla_rules(states, 0, method), tile_recall.chosen(states, 0, method)
+    method = sparse.from_spec("bfla(block=16, tile=8, flat=4, mass=0.5, local=1, sink=1, stride=5, random=0.05)")
+    found, whole = tile_recall.bfla_rules(states, 0, method), tile_recall.select_by(states, 0, method)
     assert list(found.kept) == list(found.added) == ["mass", "local", "sink", "stride", "random"]
     together = torch.stack(list(found.kept.values())).any(0).repeat_interleave(2, 0)
     assert torch.equal(together, whole.kept)
     assert sum(d for d, _ in found.added.values()) == pytest.approx(float(whole.density().mean()))
-    assert sum(m for _, m in found.added.values()) == pytest.approx(float(whole.held().mean()))
+    assert sum(m for _, m in found.added.values()) == pytest.approx(float(whole.mass_kept().mean()))
 
 
 def test_made_up_states_are_sparse_and_repeatable():
@@ -129,7 +131,7 @@ def test_made_up_states_are_sparse_and_repeatable():
     assert torch.equal(one.queries[0], two.queries[0]) and not torch.equal(
         one.keys[0], synthetic_states(2048, 4).keys[0]
     )
-    needed = tile_recall.needed(one, 0, 32, 0.8)
+    needed = tile_recall.select_by_oracle(one, 0, 32, 0.8)
     assert (needed.density() < 0.6).all()
     assert one.mass(0, 32)[0, 8:, 0].mean() > 0.2, "a sink"
 
@@ -139,7 +141,7 @@ def test_a_key_that_one_row_needs_is_missed_by_the_mean():
     one = Rankings(0, 0, mean=torch.tensor([0.3, 0.2, 0.1, 0.05]), peak=torch.tensor([0.4, 0.3, 0.2, 0.9]))
     by_mean, by_peak = one.largest(0.5)
     assert by_mean.tolist() == [True, True, False, False] and by_peak.tolist() == [True, False, False, True]
-    assert one.missed(0.5) == 0.5 and one.missed(1.0) == 0
+    assert one.missed_share(0.5) == 0.5 and one.missed_share(1.0) == 0
 
 
 def test_attention_is_that_of_a_causal_softmax_over_all_keys():
@@ -164,7 +166,7 @@ SPECS = {"window and sink": f"window(block={SIZE}, local=2)", "oracle": f"oracle
 
 @pytest.fixture(scope="module")
 def methods() -> dict:
-    return {name: sparse.named(spec) for name, spec in SPECS.items()}
+    return {name: sparse.from_spec(spec) for name, spec in SPECS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +176,7 @@ def choices(states, methods):
 
 @pytest.fixture(scope="module")
 def best(states):
-    return {i: tile_recall.needed(states, i, SIZE, 0.7) for i in states.layers}
+    return {i: tile_recall.select_by_oracle(states, i, SIZE, 0.7) for i in states.layers}
 
 
 def test_shares_of_every_method_layer_and_head(choices):
@@ -214,18 +216,18 @@ def test_thresholds_go_from_few_tiles_to_many_and_end_with_the_oracle(states, me
     density = [r["density"] for r in records if r["method"] == "window and sink"]
     assert density == sorted(density)
     turned = methods["window and sink"].with_threshold(values[1])
-    by_hand = fmean(tile_recall.chosen(states, i, turned, 0.7).record()["mass"] for i in states.layers)
+    by_hand = fmean(tile_recall.select_by(states, i, turned, 0.7).record()["mass"] for i in states.layers)
     assert records[1]["mass"] == pytest.approx(by_hand)
     assert records[-1]["method"] == "oracle" and records[-1]["mass"] >= 0.99
 
 
 def test_rules_and_unions_become_records_by_layer(states):
-    bfla = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
+    bfla = sparse.from_spec("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
     why = {i: tile_recall.bfla_rules(states, i, bfla) for i in states.layers}
     records = tile_recall.rule_records(why)
     assert [r["layer"] for r in records] == [0] * 5 + [2] * 5
     assert (records[6]["density"], records[6]["attention"]) == why[2].added["local"]
-    unions = {i: tile_states.union(states, i, sparse.named(SPECS["oracle"]), slice(64, 128)) for i in states.layers}
+    unions = {i: tile_states.union(states, i, sparse.from_spec(SPECS["oracle"]), slice(64, 128)) for i in states.layers}
     steps = tile_recall.union_records(unions)
     assert [r["step"] for r in steps[4:]] == list(tile_recall.UNION_STEPS)
     assert [r["density"] for r in steps[4:]] == unions[2].densities()
@@ -233,12 +235,12 @@ def test_rules_and_unions_become_records_by_layer(states):
 
 def test_a_long_prompt_is_framed_near_its_end():
     long = synthetic_states(1024)
-    found = tile_recall.framed(long, sparse.named("window(block=32, local=2)"), tokens=256, share=0.8)
+    found = tile_recall.measure_window(long, sparse.from_spec("window(block=32, local=2)"), tokens=256, share=0.8)
     assert [part.rows for part in found.frames] == [slice(24, 32)] * 2, "the frame stays inside"
     record = found.record(1)
     assert record["density"] == pytest.approx(record["tiles"] / (32 * 33 / 2))
-    assert record["attention"] == found.frames[1].held() and record["missed"] == found.frames[1].missed()
-    wide = tile_recall.framed(long, sparse.named("window(block=32, local=2)"), tokens=4096)
+    assert record["attention"] == found.frames[1].mass_kept() and record["missed"] == found.frames[1].mass_missed()
+    wide = tile_recall.measure_window(long, sparse.from_spec("window(block=32, local=2)"), tokens=4096)
     assert wide.frames[0].rows == slice(0, 32), "no more than there is"
 
 
@@ -261,7 +263,7 @@ def test_methods_are_named_once_and_some_need_nothing_fitted():
 
 
 def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states, methods):
-    both = {"all tiles": sparse.named(f"dense(block={SIZE})"), **methods}
+    both = {"all tiles": sparse.from_spec(f"dense(block={SIZE})"), **methods}
     specs = {"all tiles": f"dense(block={SIZE})", **SPECS}
     records = tile_recall.threshold_records(states, both, SIZE, 0.7)
     given = {"share": 0.7, "layer": 2, "head": 1, "about": "About"}
@@ -270,7 +272,7 @@ def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states
     option, values = methods["window and sink"].threshold_steps
     labels = [step.label for step in figure.layout.sliders[0].steps]
     assert [label.split(":")[0] for label in labels] == [f"{option} = {value:g}" for value in values]
-    choice = tile_recall.chosen(states, 2, methods["window and sink"].with_threshold(values[0]), 0.7)
+    choice = tile_recall.select_by(states, 2, methods["window and sink"].with_threshold(values[0]), 0.7)
     assert f"this head keeps {choice.density()[1]:.0%} of the pairs" in labels[0]
     names = [trace.name for trace in figure.data]
     assert names[2:5] == ["window and sink", "oracle", "ideal selection"], "the method called oracle has its own curve"
@@ -280,7 +282,7 @@ def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states
 
 
 def test_rules_and_unions_are_drawn_with_what_they_are_worth(states):
-    bfla = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
+    bfla = sparse.from_spec("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
     causes = {i: tile_recall.bfla_rules(states, i, bfla) for i in states.layers}
     check(figure := sparse_masks.kept_by_rule(states, causes, bfla, layer=2, head=3, about="About"))
     added = pd.DataFrame(tile_recall.rule_records(causes)).groupby("rule").attention.mean()
@@ -290,8 +292,8 @@ def test_rules_and_unions_are_drawn_with_what_they_are_worth(states):
 
 
 def test_a_long_prompt_is_drawn_and_framed():
-    found = tile_recall.framed(synthetic_states(1024), sparse.named("window(block=32, local=2)"), 256)
-    framed = span_of(found.frames[1].at(found.frames[1].rows))
+    found = tile_recall.measure_window(synthetic_states(1024), sparse.from_spec("window(block=32, local=2)"), 256)
+    framed = span_of(found.frames[1].over_keys(found.frames[1].rows))
     pictures = {"window and sink": tile_overview.pictures(found.tiles.kept, 20)}
     check(figure := tile_overview.overview(pictures, Span.whole(range(1024)), detail=framed, caption="Made up."))
     assert figure.layout.updatemenus[0].buttons[0].label == "head 1: share of tiles kept"
@@ -326,8 +328,8 @@ def test_crossings_of_two_models_leave_out_what_is_never_reached():
     cases = {"window": None, "dense": None}
     records = crossover.crossings({"own": llama, "large": llama}, cases, chosen=0.1, gain=0.05, length=8192)
     assert [r["spec"] for r in records] == ["window", "dense"] and records[0]["own"] == records[0]["large"]
-    floor = crossover.Floor.of(sparse.named("window"))
-    assert records[0]["own"] == crossover.crossover(llama, sparse.named("window"), floor, 0.1, 0.05)
+    floor = crossover.Floor.of(sparse.from_spec("window"))
+    assert records[0]["own"] == crossover.crossover(llama, sparse.from_spec("window"), floor, 0.1, 0.05)
     assert records[1]["own"] is None and records[1]["forced"] == 1
     names = {"own": "mine", "large": "large"}
     length = records[0]["own"]
@@ -339,7 +341,7 @@ def test_thresholds_are_searched_and_answered_on_own_prompts():
     samples = datasets.load("lab", 2, 0, 3)
     prompts = loaded.layout.prompts(samples, loaded.tokenizer)
     specs = ["window(block=64, local=1, sink=0)", "oracle"]
-    records = thresholds.answered(loaded, samples, prompts, specs, keep=0.9, chunk=128)
+    records = thresholds.search_and_answer(loaded, samples, prompts, specs, keep=0.9, chunk=128)
     assert {r["method"] for r in records} == {*specs, "dense"} and records[-1]["method"] == "dense"
     assert records[-1]["agree"] == 1 and records[-1]["kl"] == pytest.approx(0, abs=1e-6)
     for r in records:

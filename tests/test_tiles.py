@@ -139,14 +139,14 @@ def test_a_grid_by_hand(rows, size):
     assert ours.shape == (len(groups), -(-length // size))
     pairs = ours.pairs()
     for count in (0, 1, 3, 99):
-        near, tail = ours.near(count), ours.tail(count, LENGTH)
+        near, tail = ours.near_tiles(count), ours.tail(count, LENGTH)
         for i, group in enumerate(groups):
-            assert (int(ours.first[i]), int(ours.last[i])) == (group[0], group[-1])
+            assert (int(ours.first_positions[i]), int(ours.last_positions[i])) == (group[0], group[-1])
             assert bool(tail[i]) == (group[-1] >= (-(-LENGTH // size) - count) * size and count > 0)
             for j in range(ours.shape[1]):
                 keys = range(j * size, min(length, (j + 1) * size))
                 assert bool(ours.causal[i, j]) == any(key <= row for row in group for key in keys)
-                assert bool(ours.own[i, j]) == any(row in keys for row in group)
+                assert bool(ours.own_tiles[i, j]) == any(row in keys for row in group)
                 assert bool(near[i, j]) == any(0 <= row // size - j <= count for row in group)
                 assert pairs[i, j] == sum(key <= row for row in group for key in keys)
 
@@ -173,7 +173,7 @@ def test_a_grid_is_made_once_for_all_layers_and_anew_when_its_rows_change():
     assert grid_of(rows, 96, 32) is not grid
     assert grid_of(rows.clone(), 96, 16) is not grid
     rows -= 16
-    assert grid_of(rows, 96, 16).first.tolist() == [48, 64]
+    assert grid_of(rows, 96, 16).first_positions.tolist() == [48, 64]
     with torch.inference_mode():
         assert grid_of(torch.arange(8), 8, 4) is not grid_of(torch.arange(8), 8, 4)
 

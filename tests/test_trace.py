@@ -129,7 +129,7 @@ def test_a_record_with_receipts_is_traced(tmp_path, capsys):
 def test_other_files_are_refused_in_one_sentence(content, words, tmp_path):
     file = tmp_path / "record.json"
     file.write_text(content)
-    refused(words, trace.read, file)
+    refused(words, trace.read_trace, file)
 
 
 def test_a_recorder_keeps_so_many_events_and_counts_the_others():

@@ -269,7 +269,7 @@ def test_full_attention_is_asked_once_for_all_trials_of_a_model(folder, loaded, 
     replace(trial, max_new_tokens=5).run(loaded=loaded)
     assert asked == [4, 2, 4, 2]
     monkeypatch.setattr(trial_measures, "_KEPT", type(trial_measures._KEPT)())
-    monkeypatch.setattr(trial_measures, "room", lambda: 1)  # nothing fits
+    monkeypatch.setattr(trial_measures, "cache_bytes", lambda: 1)  # nothing fits
     assert trial.run(loaded=loaded).kl == trial.run(loaded=loaded).kl == first.kl and len(asked) == 8
 
 

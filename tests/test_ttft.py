@@ -22,7 +22,7 @@ PROMPT = prompt_of(30, 20, 25, 10)  # the last block is the question
 
 @pytest.fixture(scope="module")
 def store():
-    return ttft.filled(MODEL, PROMPT.context)
+    return ttft.filled_store(MODEL, PROMPT.context)
 
 
 def test_stock_shares_every_weight_and_leaves_the_model_alone():
@@ -125,7 +125,7 @@ def test_stages_are_split_and_the_answer_stays(store, name):
         "full": Full(),
         "block": Reuse(),
         "select": Reuse(select=QueryGuided(), ratio=0.2),
-        "sparse": Full(sparse=sparse.named("random(block=16, share=0.3)")),
+        "sparse": Full(sparse=sparse.from_spec("random(block=16, share=0.3)")),
     }[name]
     before = first_token(MODEL, PROMPT, method, store)
     found = stages(MODEL, PROMPT, method, store, repeats=1)

@@ -26,7 +26,7 @@ from workbench.models.spec import attach
 from workbench.training.tuning.attention import NAME, TILE, masks_of
 from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import pack_taught
-from workbench.training.tuning.text.batches import chunks, drawn, examples_of, fitting, room_of
+from workbench.training.tuning.text.batches import chunks, draw_batch, examples_of, fit_into, room_of
 from workbench.training.tuning.text.examples import (
     Data,
     Example,
@@ -38,7 +38,7 @@ from workbench.training.tuning.text.examples import (
     QuestionAnswer,
     example,
 )
-from workbench.training.tuning.text.packing import BLOCK, FULL, pack, padded
+from workbench.training.tuning.text.packing import BLOCK, FULL, pack, padded_length
 from workbench.training.tuning.train import forward
 
 
@@ -76,7 +76,7 @@ def test_batches_are_filled_up_to_one_length_and_stay_the_same_examples(sharp, t
     _, source = start(CONFIG, sharp, Data(texts["train"]), Path("unused"))
     room, share = room_of(source, CONFIG, 128)
     assert room % 128 == 0 and 0.5 < share <= 1
-    batches = [drawn(source, CONFIG, room, i) for i in range(6)]
+    batches = [draw_batch(source, CONFIG, room, i) for i in range(6)]
     assert {len(batch.student.tokens) for batch in batches} == {2 * room}
     assert {len(batch.teacher.tokens) for batch in batches} == {room}
     bare = pack_taught(examples_of(source, CONFIG, 0), CONFIG)
@@ -89,8 +89,8 @@ def test_batches_keep_to_their_room_unless_one_example_needs_more(lengths, most,
     room = 8 * units
     examples = [Example(str(i), ((7,) * (8 * n),), (QuestionAnswer((1, 2), (3,)),)) for i, n in enumerate(lengths)]
     assert all(example.tokens == len(pack([example], ("full",)).tokens) for example in examples)
-    assert fitting(examples, 0) == examples
-    kept = fitting(examples, room)
+    assert fit_into(examples, 0) == examples
+    kept = fit_into(examples, room)
     assert kept[0] is examples[0] and [each for each in examples if each in kept] == kept
     for batch in (kept, *chunks(examples, most, room)):
         tokens = sum(example.tokens for example in batch)
@@ -213,14 +213,14 @@ def test_a_block_mask_has_the_tiles_that_torch_finds_in_all_pairs(window):
 
 @given(st.integers(1, 10**6))
 def test_a_length_is_filled_by_an_eighth_at_most_and_lengths_are_few(length):
-    found = padded(length, 128)
+    found = padded_length(length, 128)
     assert found >= length and found % 128 == 0
     assert found - length < max(128, length / 8 + 128)
-    assert padded(found, 128) == found
+    assert padded_length(found, 128) == found
 
 
 def test_lengths_up_to_a_hundred_thousand_tokens_are_compiled_for_at_most_64_times():
-    assert len({padded(length, 128) for length in range(2048, 100_000)}) <= 64
+    assert len({padded_length(length, 128) for length in range(2048, 100_000)}) <= 64
 
 
 def test_the_training_attention_refuses_other_uses():

@@ -35,7 +35,7 @@ def failing(page):
 def test_every_verdict_holds_for_a_random_model_of_every_family(name):
     model = model_of(name)
     page = verify_model(model, random_prompts(model, count=1, blocks=3, length=12))
-    assert page.whole, [str(verdict) for verdict in page.verdicts if not verdict.holds]
+    assert page.all_hold, [str(verdict) for verdict in page.verdicts if not verdict.holds]
     assert {"rotation", "100% recomputed", "rounding", "first reuse"} <= {verdict.name for verdict in page.verdicts}
     assert 0 < page.floor < 1e-4
 
@@ -43,7 +43,7 @@ def test_every_verdict_holds_for_a_random_model_of_every_family(name):
 def test_half_precision_has_its_own_noise_floor():
     model = model_of().to(torch.bfloat16)
     page = verify_model(model, PROMPTS)
-    assert page.whole and 1e-4 < page.floor < 0.3 and page.dtype == "bfloat16"
+    assert page.all_hold and 1e-4 < page.floor < 0.3 and page.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from workbench.core.utils.stages import heard, stage
-from workbench.core.utils.watched import BATCH, OPENED, watched
+from workbench.core.utils.stages import stage, stages_reported_to
+from workbench.core.utils.watched import BATCH, OPENED, progress_shown
 
 
 def own(done, total):
@@ -31,7 +31,10 @@ def test_a_bar_is_shown_where_a_person_watches(monkeypatch, capsys, terminal, va
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     stages = []
-    with heard(stages.append) if listened else watched("outer", own), watched("a sweep", given) as tell:
+    with (
+        stages_reported_to(stages.append) if listened else progress_shown("outer", own),
+        progress_shown("a sweep", given) as tell,
+    ):
         stage("loading a model")
         for done in range(3):
             if tell:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from workbench import results
-from workbench.experiments.latency.ttft_model import TtftModel, fitted
+from workbench.experiments.latency.ttft_model import TtftModel, fit_ttft
 from workbench.experiments.simulation import break_even, workload
 from workbench.experiments.simulation.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
 from workbench.experiments.simulation.simulated_caches import (
@@ -20,7 +20,7 @@ from workbench.experiments.simulation.simulated_caches import (
     PrefixCache,
     ReorderedPrefixCache,
     beside_prefix,
-    counted,
+    count_lookups,
     replay,
 )
 from workbench.experiments.simulation.workload import Workload
@@ -87,8 +87,8 @@ def test_reordering_finds_shuffled_passages_again():
 def test_what_is_computed_again_and_kept_is_counted_against_a_prefix_cache():
     requests, prepared = [[1, 2], [2, 1], [1, 2]], [1]
     plain, path = PrefixCache(), PathCache()
-    prefix = counted(replay(plain, requests, prepared), len(plain), prepared)
-    block = counted(replay(path, requests, prepared), len(path), prepared)
+    prefix = count_lookups(replay(plain, requests, prepared), len(plain), prepared)
+    block = count_lookups(replay(path, requests, prepared), len(path), prepared)
     assert prefix == {"lookups": 6, "hits": 3, "hit_rate": 0.5, "computed": 3, "recomputed": 2, "kept": 4}
     assert block["recomputed"] == 0 and block["computed"] == 1 and block["kept"] == 2
     saved = {"storage_saved": 0.5, "redundant_removed": 1.0, "computation_saved": 1 - 1 / 3}
@@ -109,26 +109,26 @@ def test_the_papers_workload_has_a_row_a_cache_and_measure_with_intervals_over_s
 
 def test_shipped_settings_differ_from_the_usual_one_in_one_field():
     counts = results.read().counts("workload")
-    settings = results.varied(results.expanded(counts), workload.FIELDS)
+    settings = results.vary_one(results.expand_settings(counts), workload.FIELDS)
     assert len(settings) == len(counts) and {"usual", "zipf 0.0", "passages 5 to 5"} < set(settings.varied)
     assert settings.groupby("varied").size().nunique() == 1
 
 
 def test_times_are_fitted_to_the_shipped_reports_within_a_fifth():
-    model = fitted()
-    assert min(model.start, model.row, model.pair) > 0 and model.gpu and model.worst < 0.2
+    model = fit_ttft()
+    assert min(model.start, model.row, model.pair) > 0 and model.gpu and model.worst_error < 0.2
     assert model.prefix(5120, 0, 50) == model.blocks(5120, 0, 50, 0.0, 512), "all found: the question alone"
     assert model.prefix(0, 5120, 50) > model.blocks(5120, 0, 50, 0.15, 512) > model.blocks(5120, 0, 50, 0.0, 512)
 
 
 def test_a_request_that_computes_nothing_again_is_timed_by_its_own_report():
-    works = [point.work for point in fitted().points]
+    works = [point.work for point in fit_ttft().points]
     assert not [work for work in works if "0% of 27K" in work and "30%" not in work]
     assert {"question", "recompute", "prefill"} == {work.partition(":")[0] for work in works}
 
 
 def test_too_few_measured_times_are_refused():
-    refused("0 times in no reports: three numbers need at least 3", fitted, results.read().timings("session"))
+    refused("0 times in no reports: three numbers need at least 3", fit_ttft, results.read().timings("session"))
 
 
 @settings(max_examples=20, deadline=None)

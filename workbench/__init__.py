@@ -128,9 +128,9 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
     if name in _MODULES or name in _PACKAGES:
         return import_module(f"workbench.{_MODULES.get(name, name)}")
-    from workbench.core.errors import meant
+    from workbench.core.errors import did_you_mean
 
-    raise AttributeError(f"module 'workbench' has no attribute {name!r}{meant(name, __dir__())}")
+    raise AttributeError(f"module 'workbench' has no attribute {name!r}{did_you_mean(name, __dir__())}")
 
 
 def __dir__() -> list[str]:

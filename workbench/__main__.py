@@ -8,7 +8,7 @@ from workbench.app.console import at_once
 
 def main() -> None:
     """Run the `workbench` command; Ctrl-C while it is imported ends it in one line."""
-    at_once.begin()
+    at_once.end_on_interrupt()
     from workbench.app import cli
 
     cli.main()

@@ -121,11 +121,11 @@ def main() -> None:
     }
     origin = {"model": name, "seed": SEED, "setting": {"shots": SHOTS, "tables": args.tables}}
     with writer(args, f"session@{name}", loaded.model.device, resume=True, **origin) as out:
-        there = {row["data"] for row in out.there("answers")}
+        there = {row["data"] for row in out.rows_written("answers")}
         if "states" in args.tasks:
             out.counts([{"data": "game", "kind": "game", **repeated(args.frames, SEED, args.tables)}])
         for task in (task for task in args.tasks if task not in {*there, "states"}):
-            rows = sessions.answered(loaded, steps_of[task](), max_new_tokens=TOKENS)
+            rows = sessions.answer_session(loaded, steps_of[task](), max_new_tokens=TOKENS)
             out.answers({"data": task, **row} for row in rows)
 
 

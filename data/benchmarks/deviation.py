@@ -22,11 +22,11 @@ from torch import Tensor
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.data.retrieval_corpus import Corpus, nearest_texts
 from workbench.engine.assembly import assemble
 from workbench.methods import prepare, select
 from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
-from workbench.metrics.kv.selection import agreement, by_offset, chosen
+from workbench.metrics.kv.selection import agreement, by_offset, selection_mask
 from workbench.metrics.tiles.key_rankings import rankings
 from workbench.metrics.tiles.tile_states import dense_states
 from workbench.models.loading import Loaded
@@ -57,12 +57,12 @@ def later_half(values: Tensor, prompt: Prompt) -> float:
 def missed(loaded: Loaded, prompt: Prompt) -> float:
     """Return the keys that a mean ranking misses, mean over layers and heads (CompactAttention, figure 2a)."""
     ranked = rankings(dense_states(loaded.model, prompt.tokens), WINDOW)
-    return float(np.mean([one.missed(BUDGET) for one in ranked]))
+    return float(np.mean([one.missed_share(BUDGET) for one in ranked]))
 
 
 def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: Corpus, n: int) -> list[float]:
     """Return, per question, the share of its passages with another of its passages among their n neighbours."""
-    table, shares = nearest(corpus.texts, n, search="exact"), []
+    table, shares = nearest_texts(corpus.texts, n, search="exact"), []
     for sample, prompt in zip(samples, prompts, strict=True):
         numbers = {corpus.place[block] for block in prompt.context[-len(sample.ctxs) :]}
         shares.append(float(np.mean([bool(numbers & set(table[number].tolist())) for number in numbers])))
@@ -101,7 +101,7 @@ def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: 
     specs = {"reuse": "after_system", "prepared": f"with_neighbours(n={NEIGHBOURS}, search=exact)"}
     kvs, gaps = {}, {}
     for name, spec in specs.items():
-        cached = prepare.named(spec, corpus=corpus)(loaded.model, prompts, store)
+        cached = prepare.from_spec(spec, corpus=corpus)(loaded.model, prompts, store)
         kvs[name] = [assemble(loaded.model, *each) for each in zip(prompts, cached, strict=True)]
         gaps[name] = [gap[:, LAYER] for gap in context_gaps(kvs[name], truths, prompts)]
     documents = {n: [g[p.starts[1] :] for g, p in zip(of, prompts, strict=True)] for n, of in gaps.items()}
@@ -115,10 +115,10 @@ def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: 
         columns("missed_by_mean_ranking"): [missed(loaded, prompt) for prompt in prompts] if ranked else [],
     }
     numbers |= {columns("together", at=float(n), kind="tfidf"): together(asked, prompts, corpus, n) for n in (2, 10)}
-    choices = {spec: select.named(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO) for spec in SELECTORS}
+    choices = {spec: select.from_spec(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO) for spec in SELECTORS}
     numbers |= agreements(choices)
     for spec, rows in choices.items():
-        masks = [chosen(each, prompt) for each, prompt in zip(rows, prompts, strict=True)]
+        masks = [selection_mask(each, prompt) for each, prompt in zip(rows, prompts, strict=True)]
         places = by_offset(masks, prompts)
         of = {"select": spec, "ratio": RATIO}
         numbers[columns("first_tenth", **of)] = list(places[:, 0] / places.sum(1))
@@ -136,7 +136,7 @@ def retrieved_together(files: Sequence[str], count: int) -> list[dict[str, Any]]
         of_questions = [{place[text] for text in own} for own in texts]
         passages = round(float(np.mean([len(own) for own in texts])))
         for embedder, n in product(EMBEDDERS, NUMBERS):
-            table = nearest(tuple(place), n, embedder, search="exact")
+            table = nearest_texts(tuple(place), n, embedder, search="exact")
             shares = [float(np.mean([bool(own & set(table[i].tolist()) - {i}) for i in own])) for own in of_questions]
             about = {"data": name, "passages": passages, "kind": embedder, "at": float(n), "measure": "together"}
             rows.append({**about, **mean_of(shares)})

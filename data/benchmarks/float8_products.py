@@ -35,7 +35,7 @@ from workbench.engine.chunked import MANY, prefill_chunked
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.kernels.workloads import Counted
+from workbench.experiments.bench.kernels.workloads import CountingSparse
 from workbench.experiments.bench.models.operations import at_density
 from workbench.experiments.bench.models.recompute import Online
 from workbench.experiments.bench.models.whole_model import BLOCK, Candidate, Sample, Scene, clock, scene_of
@@ -79,14 +79,14 @@ class Work:
         if self.sparse is None:
             self.once()
             return
-        counted = Counted(self.sparse)
+        counted = CountingSparse(self.sparse)
         self.run(counted)
         self.density = counted.density
 
 
 def within(scene: Scene, kind: str) -> AbstractContextManager[None]:
     """Use GEMMs of `kind` within the context."""
-    return nullcontext() if kind == KINDS[0] else float8.within(scene.model)
+    return nullcontext() if kind == KINDS[0] else float8.float8_enabled(scene.model)
 
 
 def whole(scene: Scene, tokens: int, sparse: Any = None) -> Tensor:
@@ -172,7 +172,7 @@ def _write_times(given: Any, scene: Scene, listed: list[Work]) -> None:
         for work in listed:
             other = exact[work.workload, work.candidate.removesuffix(work.kind)]
             named = {"workload": work.workload, "candidate": work.candidate}
-            tables.timings([{**named, **timing.of(work.ms).to_json(), "samples": work.ms}])
+            tables.timings([{**named, **timing.summarise_ms(work.ms).to_json(), "samples": work.ms}])
             about = {"setting": named}
             if work.density is not None:
                 tables.counts([{**about, "measure": "density", "value": work.density}])

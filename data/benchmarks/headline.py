@@ -220,7 +220,7 @@ def trials() -> pd.DataFrame:
     asked = (counts.model == READER) & counts.data.isin(ASKED) & (counts.passages == PASSAGES)
     asked &= counts.training_seed == 0  # the shipped run
     plain = (counts[["sparse", "correct", "attend"]] == "none").all(axis=1)
-    rows = tables.expanded(tables.scores(counts[asked & plain & (counts.kind == "all")]), "charged")
+    rows = tables.expand_settings(tables.scores(counts[asked & plain & (counts.kind == "all")]), "charged")
     alike = rows.setting == rows.setting.mode()[0]  # equal batch sizes: others round differently
     rows = rows[alike | (rows.prepare == "packet") | ((rows["select"] == CHARGED) & (rows.charged == RATIO))]
     return rows[rows.kl.notna()].drop_duplicates(["data", "mode", "positions", "prepare", "select", "ratio"])
@@ -287,7 +287,7 @@ def measured() -> str:
     methods = (
         found.timings("methods").assign(report=METHODS_TIMED).replace({"candidate": {"full": "ours, full prefill"}})
     )
-    timed = pd.concat([tables.expanded(found.timings("bench"), "report"), methods], ignore_index=True)
+    timed = pd.concat([tables.expand_settings(found.timings("bench"), "report"), methods], ignore_index=True)
     gpu = timed.device.iloc[0]
     short, answers = answered()
     return (

@@ -35,7 +35,7 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, scene_of
 from workbench.experiments.bench.timing import reason
-from workbench.experiments.trials.budget import within
+from workbench.experiments.trials.budget import fit_to_budget
 from workbench.methods import Method
 from workbench.methods.config import MethodConfig
 from workbench.methods.correct.kvcomm import Kvcomm
@@ -88,7 +88,7 @@ def methods(
                 fields["prepare"] = "independent"
             method = MethodConfig(**fields).method()
             if fields.get("ratio") is not None:
-                method = within(scene.model, method, [prompt], charged)
+                method = fit_to_budget(scene.model, method, [prompt], charged)
             found.append(Asked(name, method, share_of(scene, prompt, method, store)))
             if isinstance(method, Reuse) and isinstance(method.correct, Kvcomm):
                 anew = replace(method, correct=CorrectsAnew())
@@ -104,7 +104,7 @@ def methods(
 def ours(scene: Scene, prompt: Prompt, share: float) -> Method:
     """Return our method at a charged share; plain reuse if the share is too small for selection."""
     try:
-        return within(scene.model, Reuse(select=QueryGuided()), [prompt], share)
+        return fit_to_budget(scene.model, Reuse(select=QueryGuided()), [prompt], share)
     except BadInput:
         return Reuse()
 
@@ -145,10 +145,10 @@ def allocations() -> int:
 
 def result_rows(asked: Sequence[Asked], length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return rows of `results.Timing` and of `results.Count`: the charged share and the ratio to ours at that share."""
-    medians = {one.name: timing.of(one.ms).ms for one in asked}
+    medians = {one.name: timing.summarise_ms(one.ms).ms for one in asked}
     timed, counted = [], []
     for one in asked:
-        time, base = timing.of(one.ms), medians.get(f"ours, {round(one.charged, 2):.0%}")
+        time, base = timing.summarise_ms(one.ms), medians.get(f"ours, {round(one.charged, 2):.0%}")
         about = {"method": one.name, "setting": {"length": length}, "ratio": getattr(one.method, "ratio", None)}
         numbers = {"charged_share": one.charged} | ({} if base is None else {"over_ours": time.ms / base})
         numbers |= {"device_allocations": one.allocations} if GPU else {}
@@ -171,7 +171,7 @@ def main() -> None:
     if GPU:
         torch.set_num_threads(1)  # as in a serving engine's worker: idle threads slow the one that launches kernels
     scene = scene_of(given.tiny)
-    soft_tokens.grow(scene.model, soft_tokens.drawn(scene.model, SOFT))
+    soft_tokens.grow(scene.model, soft_tokens.sample_embeddings(scene.model, SOFT))
     question, store = min(QUESTION, scene.unit), MemoryStore(UNLIMITED)
     TOKENIZERS[scene.model] = AutoTokenizer.from_pretrained(folder("lab-full"))
     ids = text(TOKENIZERS[scene.model], CONTEXT * scene.unit + question) % scene.model.config.vocab_size

@@ -41,7 +41,7 @@ def main() -> None:
             rows = answered[answered.step.isin([name, before])]
             found = results.means(rows, MEASURES, ["step"]).to_dict("records")
             for measure in MEASURES if before else ():
-                gaps = results.paired(rows, partial(of_step, before), measure, ["step"])
+                gaps = results.paired_differences(rows, partial(of_step, before), measure, ["step"])
                 found += gaps.assign(measure=f"{measure}_added").to_dict("records")
             known = {**dict(zip(CHOICE, chosen, strict=True)), "method": name, "at": number}
             known |= {} if chosen[1] == "none" else {"ratio": rows.ratio.iloc[0]}

@@ -84,7 +84,7 @@ def misses(loaded: Loaded, victims: Sequence[Victim]) -> list[Miss]:
     attacked(loaded, victims, store)
     weights, dtype = fingerprint(loaded.model), loaded.model.dtype
     keys = [key_of(weights, dtype, victim.passage, victim.prompt.blocks[:1]) for victim in victims]
-    return [store.why(key) for key in keys if store.get(key) is None]
+    return [store.miss_reason(key) for key in keys if store.get(key) is None]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def measured(
 def _asked(loaded: Loaded, victims: Sequence[Victim], side: Side, ratio: float) -> Asked:
     """Return greedy answers, and the logits [A, V] of the correct answer's tokens."""
     (prepare, store), (model, tokenizer, layout) = side, loaded
-    method = Reuse(prepare=prepare, select=select.named("query_guided") if ratio else None, ratio=ratio or None)
+    method = Reuse(prepare=prepare, select=select.from_spec("query_guided") if ratio else None, ratio=ratio or None)
     gold = gold_answers([victim.sample for victim in victims], layout, tokenizer)
     prompts = [victim.prompt for victim in victims]
     params = SamplingParams(max(map(len, gold)) + 4, stop=layout.stop)

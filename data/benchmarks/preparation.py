@@ -33,7 +33,7 @@ from workbench.engine.layers.fused_layers import FusedLayers, packed_layers
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.chunked import wait
 from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, scene_of
-from workbench.experiments.bench.timing import roof
+from workbench.experiments.bench.timing import measure_roof
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.store import UNLIMITED, MemoryStore, fetch
 
@@ -141,9 +141,9 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
         "encoded_once": (store.encoded - 1) / len(corpus),
         "host_share": share,
     }
-    counts |= {"of_product": rate / roof().product} if GPU else {}
+    counts |= {"of_product": rate / measure_roof().product} if GPU else {}
     name = f"{given.together} passages of {size} behind {given.neighbours} neighbours"
-    runs = timing.of(both).to_json()
+    runs = timing.summarise_ms(both).to_json()
     timings = [{**about, "workload": name, "candidate": "ours", **runs, "flops": flops / len(prompts)}]
     rows_of = [{**about, "measure": measure, "value": value} for measure, value in counts.items()]
     seconds = {"all": (once + sum(both)) / 1e3, "neighbours": once / 1e3, "passages over them": sum(both) / 1e3}

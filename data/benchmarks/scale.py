@@ -22,8 +22,8 @@ from script import options, writer
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.models.over_pages import replayed
-from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, filled, scene_of
+from workbench.experiments.bench.models.over_pages import time_captured
+from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, filled_pool, scene_of
 
 QUESTION, CONTEXT, BLOCK, PAGE = 50, 32, 512, 64  # tokens, units, tokens, tokens
 AXES = {
@@ -62,7 +62,7 @@ def point(scene: Scene, axis: str, x: int, runs: int) -> dict[str, Any]:
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     facts: dict[str, Any] = {}
-    pool, cached = filled(scene, context, own, facts, block)
+    pool, cached = filled_pool(scene, context, own, facts, block)
     runner = Runner(scene.model, pool)
     if axis == "batch":
         found = _decoded(scene, runner, cached, x, question, runs)
@@ -88,8 +88,8 @@ def _first_tokens(scene: Scene, runner: Runner, cached: list[Cached], count: int
         return int(row.argmax())
 
     first_token()
-    time = timing.of([clock(first_token) for _ in range(runs)])
-    replays = [replayed(ready) for ready in runner.captured.values()]
+    time = timing.summarise_ms([clock(first_token) for _ in range(runs)])
+    replays = [time_captured(ready) for ready in runner.captured.values()]
     return time.to_json() | {"replay_ms": replays[-1] if replays else None}
 
 
@@ -107,8 +107,8 @@ def _decoded(
         return ms
 
     step()
-    time = timing.of([step() for _ in range(max(2, runs // 3))])
-    replays = [replayed(ready) for bucket, ready in runner.captured.items() if bucket.reserve]
+    time = timing.summarise_ms([step() for _ in range(max(2, runs // 3))])
+    replays = [time_captured(ready) for bucket, ready in runner.captured.items() if bucket.reserve]
     found = {"replay_ms": replays[-1] if replays else None, "tokens_per_s": batch / time.ms * 1e3}
     return time.to_json() | found
 

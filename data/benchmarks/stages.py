@@ -14,7 +14,7 @@ import torch
 from script import options, prompt_of, writer
 
 from workbench import models
-from workbench.experiments.latency.ttft import filled
+from workbench.experiments.latency.ttft import filled_store
 from workbench.methods import sparse
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -37,7 +37,7 @@ def main() -> None:
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (args.length,), generator=draw)
     prompt = prompt_of(ids, args.block, args.question)
-    store, method = filled(model, prompt.context), sparse.named(args.sparse)
+    store, method = filled_store(model, prompt.context), sparse.from_spec(args.sparse)
     methods: dict[str, Full | Reuse] = {"full attention": Full(), "cached blocks": Reuse()}
     methods[f"blocks, {args.ratio:.0%} recomputed"] = Reuse(select=QueryGuided(), ratio=args.ratio)
     methods |= {f"{args.sparse} at {value:g}": Full(sparse=method.with_threshold(value)) for value in args.threshold}

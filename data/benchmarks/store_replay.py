@@ -33,7 +33,7 @@ def main() -> None:
     setting = {"passages": PASSAGES, "pool": POOL, "requests": REQUESTS, "zipf": ZIPF, **MACHINE.setting}
     origin = {"model": SHAPE, "device": CLOCK, "setting": setting, **this_run()}
     with Writer(given.out, "replay@scheduler", resume=True, **origin) as out:
-        there = {row["seed"] for row in out.there("counts")}
+        there = {row["seed"] for row in out.rows_written("counts")}
         for seed in (seed for seed in range(given.seeds) if seed not in there):
             requests, rows = requests_of(ZIPF, REQUESTS, POOL, PASSAGES, seed), []
             for rate in RATES:

@@ -12,7 +12,7 @@ from typing import Any
 
 from script import options
 
-from workbench.experiments.latency.ttft_model import fitted
+from workbench.experiments.latency.ttft_model import fit_ttft
 from workbench.experiments.simulation import break_even, workload
 from workbench.experiments.simulation.store_replay import CLOCK, SHAPE
 from workbench.experiments.simulation.workload import Order, Workload
@@ -41,7 +41,7 @@ def main() -> None:
         for name, values in VARIED.items():
             for value in values:
                 out.counts(workload.counts(replace(PAPER, **{name: value}), seeds))
-    model = fitted()
+    model = fit_ttft()
     with Writer(given.out, "break-even@simulated", model=SHAPE, **origin) as out:
         for requests in break_even.workloads(ZIPFS, ORDERS, POOLS, REPEATS):
             out.counts(break_even.counts(requests, QUESTIONS, model, seeds))

@@ -13,7 +13,7 @@ from workbench.core.rope import Pairing, rotate_layers
 Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all layers, T, D]
 
 
-class Moved(Protocol):
+class ShiftedPassage(Protocol):
     """A passage of `length` tokens as `cached`, and the offsets `moved`, [C, length, D] each.
 
     row  addresses of these four tensors, and their head stride
@@ -27,17 +27,17 @@ class Moved(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class InTorch:
-    """Torch reference of `meeting.Meeting`: the places of one prompt, and the anchors of each."""
+    """Torch reference of `meeting.AnchorComparison`: the places of one prompt, and the anchors of each."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     starts: Sequence[int]
     lengths: Sequence[int]
-    anchors: Sequence[Sequence[Moved]]
+    anchors: Sequence[Sequence[ShiftedPassage]]
     inv_freq: Sequence[Tensor]
     pairing: Pairing
 
-    def far(self) -> Tensor:
+    def token_distances(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
 
         Inf for places with fewer than A anchors.

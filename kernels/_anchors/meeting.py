@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.rope import Pairing
-from workbench.kernels._anchors.in_torch import Moved
+from workbench.kernels._anchors.in_torch import ShiftedPassage
 from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
@@ -167,7 +167,7 @@ def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Te
     return len(alike) == 1 and len({id(x) for x in inv_freq}) == 1 and not keys[0].shape[2] % 8
 
 
-class Meeting:
+class AnchorComparison:
     """The places of one prompt and the anchors of each.
 
     keys, values     [H, T, D] of each layer, of the same shape and layout (`fits`)
@@ -182,7 +182,7 @@ class Meeting:
         values: Sequence[Tensor],
         starts: Sequence[int],
         lengths: Sequence[int],
-        anchors: Sequence[Sequence[Moved]],
+        anchors: Sequence[Sequence[ShiftedPassage]],
         inv_freq: Sequence[Tensor],
         pairing: Pairing = "neox",
         paged: tuple[Sequence[int], Sequence[Pages], Sequence[Pages], int] | None = None,
@@ -219,7 +219,7 @@ class Meeting:
         self._constants |= {"D": width, "DP": padded_width(width), "PAGE": page, "TOKENS": TOKENS, "num_warps": WARPS}
         self._constants |= {"TURNED": any(cached)}
 
-    def far(self) -> Tensor:
+    def token_distances(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
 
         Inf for places with fewer than A anchors.

@@ -214,7 +214,7 @@ def reference_kept(logits: Tensor, rows: Tensor, block: int, scale: float, thres
     """Compute `kept` in torch."""
     grid = Grid(rows, logits.shape[2] * block, block)
     share = (logits * scale).masked_fill(~grid.causal, -torch.inf).softmax(-1)
-    return ((share >= threshold) | (grid.last >= tail)[:, None] | grid.own) & grid.causal
+    return ((share >= threshold) | (grid.last_positions >= tail)[:, None] | grid.own_tiles) & grid.causal
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Pairing, Tensor]]:

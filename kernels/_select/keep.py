@@ -1,4 +1,4 @@
-"""Tile selection from block scores: `core.tiling.tile_selection.kept` in one launch, shared by selection kernels.
+"""Tile selection from block scores, shared by selection kernels: `tile_selection.tiles_kept_by` in one launch.
 
 There is no sort (the weight at which a row's mass is reached is found by bisection of its bits) and no synchronization.
 """
@@ -55,7 +55,7 @@ def _reaching(x, other, target, BITS: tl.constexpr):
 
 @jit
 def _fewest(x, seen, forced, share, BITS: tl.constexpr):
-    """Return `tile_selection.smallest` of weights x [G, J]: [G, J] bool."""
+    """Return `tile_selection.fewest_reaching` of weights x [G, J]: [G, J] bool."""
     other = tl.sum(tl.where(forced, x, 0.0).to(tl.float64), 1)
     x = tl.where(forced, 0.0, x)
     target = share * (tl.sum(x.to(tl.float64), 1) + other)

@@ -20,7 +20,7 @@ LISTS, COLUMNS = 64, 64  # lists read at a time, key tiles per program
 
 def reference(kept: Tensor, rows: Tensor, size: int, heads: int) -> Tensor:
     """Compute `launch` in torch."""
-    return Grid(rows, kept.shape[-1] * size, size).united(kept, heads)
+    return Grid(rows, kept.shape[-1] * size, size).union_over_groups(kept, heads)
 
 
 @jit

@@ -78,7 +78,7 @@ def off_gpu(method, *arguments):
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
 def test_a_kernel_chooses_what_the_method_chooses_in_torch(spec, rows, launched):
-    method, (q, k) = sparse.named(spec), states(rows, heads=(2, 1))
+    method, (q, k) = sparse.from_spec(spec), states(rows, heads=(2, 1))
     expected = off_gpu(method, q, k, rows.to(DEVICE), Site(0, LENGTH))
     assert not launched
     found = method(q, k, rows.to(DEVICE), Site(0, LENGTH))
@@ -92,7 +92,7 @@ def test_a_kernel_chooses_what_the_method_chooses_in_torch(spec, rows, launched)
 @pytest.mark.parametrize("name", ["bfla", "flash_prefill", "xattention"])
 def test_any_group_of_heads_and_any_width(name, heads, width, launched):
     rows = ROWS["unaligned chunk"]
-    method, (q, k) = sparse.named(METHODS[name]), states(rows, heads, width, seed=1)
+    method, (q, k) = sparse.from_spec(METHODS[name]), states(rows, heads, width, seed=1)
     expected = off_gpu(method, q, k, rows.to(DEVICE))
     assert torch.equal(method(q, k, rows.to(DEVICE)).kept, expected.kept) and launched
 
@@ -118,7 +118,7 @@ def test_every_head_may_have_a_threshold_of_its_own(launched):
 )
 def test_what_a_kernel_does_not_take_is_chosen_in_torch(spec, width, launched):
     rows = ROWS["chunk"]
-    method, (q, k) = sparse.named(spec), states(rows, width=width)
+    method, (q, k) = sparse.from_spec(spec), states(rows, width=width)
     assert torch.equal(method(q, k, rows.to(DEVICE)).kept, off_gpu(method, q, k, rows.to(DEVICE)).kept)
     assert not launched
 
@@ -196,7 +196,7 @@ def test_the_fewest_blocks_that_hold_the_mass_ties_and_zeros_included(mass, firs
         weights = weights[:, :, : -(-rows.shape[1] // 4)].contiguous()
         rule = TileRule(4, 4, mass, first=first)
         found = _choose_keep.carry_out(weights, rows, blocks * 4, rule, group, logits=False)
-        assert torch.equal(found[0], tile_selection.kept(weights[0], rows[0], blocks * 4, rule, group))
+        assert torch.equal(found[0], tile_selection.tiles_kept_by(weights[0], rows[0], blocks * 4, rule, group))
 
 
 @pytest.mark.parametrize("apart", [0, 1, 17, 5000])
@@ -208,7 +208,7 @@ def test_weights_that_differ_in_their_last_bits_are_told_apart(apart):
     weights = bits.to(torch.int32).view(torch.float32)[None, None, None].to(DEVICE)
     rows, rule = torch.arange(156, 160, device=DEVICE)[None], TileRule(4, 4, 0.37)
     found = _choose_keep.carry_out(weights, rows, 160, rule, 1, logits=False)
-    assert torch.equal(found[0], tile_selection.kept(weights[0], rows[0], 160, rule))
+    assert torch.equal(found[0], tile_selection.tiles_kept_by(weights[0], rows[0], 160, rule))
     assert 14 <= int(found.sum()) <= 16
 
 
@@ -233,7 +233,7 @@ def test_lists_are_those_of_attention():
 def test_a_choice_that_heads_share_is_one_list_for_them(launched):
     rows = ROWS["unaligned chunk"]
     q, k = states(rows)
-    choice = sparse.named(METHODS["bfla"])(q, k, rows.to(DEVICE))
+    choice = sparse.from_spec(METHODS["bfla"])(q, k, rows.to(DEVICE))
     assert choice.shared == 2
     tiles, values = -(-len(rows) // 16), torch.randn_like(k)
     shared, every = choice.lists(len(rows), k.shape[1]), Tiles(choice.kept, 16).lists(len(rows), k.shape[1])
@@ -271,7 +271,7 @@ def test_requests_of_different_lengths_have_pages_of_their_own_columns_only(widt
 def test_the_union_of_a_chunk_keeps_the_chunk(launched):
     rows = ROWS["unaligned chunk"]
     q, k = states(rows)
-    inner = sparse.named(METHODS["flash_prefill"])
+    inner = sparse.from_spec(METHODS["flash_prefill"])
     union = Compact(inner)(q, k, rows.to(DEVICE))
     choice = inner(q, k, rows.to(DEVICE))
     table = pages([choice], 2, 2, 13)
@@ -284,7 +284,7 @@ def test_the_union_of_a_chunk_keeps_the_chunk(launched):
 @pytest.mark.skipif(DEVICE == "cpu", reason="there is no GPU to wait for")
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
 def test_nothing_waits_for_the_GPU(spec):
-    method, rows = sparse.named(spec), ROWS["chunk"].to(DEVICE)
+    method, rows = sparse.from_spec(spec), ROWS["chunk"].to(DEVICE)
     q, k = states(ROWS["chunk"])
     for mode in ("default", "error"):  # first it compiles
         torch.cuda.set_sync_debug_mode(mode)
@@ -308,7 +308,7 @@ def test_a_vector_that_is_cut_short_is_never_read_through_a_descriptor():
 
 def test_means_kept_beside_the_keys_choose_what_means_made_anew_choose(launched):
     """Chunks, keys that are written again, a longer prompt than was foreseen."""
-    method, kept, taken = sparse.named(METHODS["flash_prefill"]), Derived(), []
+    method, kept, taken = sparse.from_spec(METHODS["flash_prefill"]), Derived(), []
     q, k = states(torch.arange(LENGTH), heads=(2, 1))
     pooled = choose_flash_prefill.pooled
     with pytest.MonkeyPatch.context() as patch:
@@ -317,7 +317,7 @@ def test_means_kept_beside_the_keys_choose_what_means_made_anew_choose(launched)
         )
         for first, end, foreseen in ((0, 40, 80), (40, 80, 80), (20, 70, 80), (70, LENGTH, LENGTH)):
             k[:, first:end] += 1
-            kept.changed(first)
+            kept.mark_stale(first)
             rows = torch.arange(first, end, device=DEVICE)
             found = method(q[:, first:end], k[:, :end], rows, Site(0, foreseen, kept))
             anew = off_gpu(method, q[:, first:end], k[:, :end], rows, Site(0, foreseen))
@@ -398,8 +398,8 @@ def test_a_method_that_is_replayed_chooses_what_it_chooses_of_a_chunk(launched, 
     monkeypatch.setattr(seer_gate, "on_gpu", lambda x: True)
     monkeypatch.setattr(quoka, "on_gpu", lambda x: True)
     model = model_of(head_dim=64, num_attention_heads=2, num_key_value_heads=1)
-    trained = seer_gate.new(model, 16).requires_grad_(False).to(DEVICE)
-    methods = [sparse.named(spec) for spec in REPLAYED]
+    trained = seer_gate.new_gate(model, 16).requires_grad_(False).to(DEVICE)
+    methods = [sparse.from_spec(spec) for spec in REPLAYED]
     q, k = states(torch.arange(LENGTH), heads=(2, 1))
     for method in (*methods, SeerAttention(threshold=0.2, block=16, trained=trained)):
         whole, parts = Derived(), Derived()

@@ -101,11 +101,11 @@ class BetweenSteps:
         def needed() -> int:
             return own + sum(self._pages(len(block)) for block in blocks if block not in self.held)
 
-        if needed() > self.blocks.room:
+        if needed() > self.blocks.available_pages:
             self._drop_idle()
-        if needed() > self.blocks.room and may_wait:
+        if needed() > self.blocks.available_pages and may_wait:
             return None
-        if needed() > self.blocks.room:
+        if needed() > self.blocks.available_pages:
             self._join()
             self._drop_idle()
         self.blocks.make_room(needed())
@@ -174,7 +174,7 @@ class BetweenSteps:
             for other in (*self.streams, *self.threads):
                 if other.reads(block):
                     other.lose()
-            self.pool.give(self.held.pop(block))
+            self.pool.free_pages(self.held.pop(block))
         self._encode(stream)
 
     def _encode(self, stream: Stream) -> None:
@@ -183,7 +183,7 @@ class BetweenSteps:
         with suppress(NoPages):
             self.blocks.make_room(sum(self._pages(len(block)) for block in some))
             for cached in self.pool.encode(self.model, some):
-                self.pool.give(cached)
+                self.pool.free_pages(cached)
 
     def _thread(self, stream: Stream) -> None:
         """Answer a prompt in another thread, to its end."""
@@ -217,7 +217,7 @@ class BetweenSteps:
         """Give back blocks that nobody reads."""
         for block in list(self.held):
             if not any(other.reads(block) for other in (*self.streams, *self.threads)):
-                self.pool.give(self.held.pop(block))
+                self.pool.free_pages(self.held.pop(block))
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.pool.size)

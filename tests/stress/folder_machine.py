@@ -44,7 +44,7 @@ class FolderMachine(RuleBasedStateMachine):
         assert kv is not None or not self.held.get(number)
         assert kv is None or is_block(kv, number)
         if kv is None:
-            assert self.stores[which].why(name(number)).reason in ("never seen", "damaged", "evicted")
+            assert self.stores[which].miss_reason(name(number)).reason in ("never seen", "damaged", "evicted")
 
     @precondition(lambda self: self.held)
     @rule(number=numbers, at=st.floats(0, 0.999), bit=st.integers(0, 7), cut=st.booleans())

@@ -238,7 +238,7 @@ class Calls:
         tokens = [step[0] for step in self.runner.decode([request], logits, 4)]
         self.pool.close(request)
         for block in cached:
-            self.pool.give(block)
+            self.pool.free_pages(block)
         return tokens
 
     def odd_values(self, name: str, argument: str) -> list[Any]:
@@ -269,7 +269,7 @@ class Calls:
         if what == "close":
             self.pool.close(request)
         if what == "give back":
-            self.pool.give(cached[0])
+            self.pool.free_pages(cached[0])
         self.pool.encode(self.loaded.model, [workbench.Block((5,) * len(block)) for block in self.blocks])
         try:
             read += [step[0] for step in steps]
@@ -339,9 +339,9 @@ class Calls:
             "Plan": (workbench.Plan, {"rows": [0, 1]}),
             "Pool": (workbench.Pool, {"model": model, "pages": 4, "size": 16}),
             "Pool.take": (self.pool.take, {"tokens": 1, "wait": 0.0}),
-            "Pool.give": (self.pool.give, {"pages": cached[0]}),
+            "Pool.give": (self.pool.free_pages, {"pages": cached[0]}),
             "Pool.encode": (self.pool.encode, {"model": model, "blocks": self.blocks[:1]}),
-            "Pool.put": (self.pool.put, {"kv": kv}),
+            "Pool.put": (self.pool.write_kv, {"kv": kv}),
             "Pool.put_many": (self.pool.put_many, {"kvs": kvs}),
             "Pool.open": (
                 self.pool.open,
@@ -425,7 +425,7 @@ def fits(function: Any, argument: str, value: Any) -> bool:
         return True
     row = isinstance(value, torch.Tensor) and value.ndim == 1 and not value.is_meta
     made = tuple(value.tolist() if row else value) if row or isinstance(value, list) else value
-    return argument not in hints or any(annotations.fits(each, hints[argument]) for each in (value, made))
+    return argument not in hints or any(annotations.fits_annotation(each, hints[argument]) for each in (value, made))
 
 
 def forked(run: Callable[[], str], huge: Path) -> str:

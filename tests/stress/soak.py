@@ -45,8 +45,8 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged.answers import PagedAnswers
 from workbench.methods.paged.request import PageRequest, requests_of
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.methods.select import named as selector
-from workbench.methods.sparse import named as sparse
+from workbench.methods.select import from_spec as selector
+from workbench.methods.sparse import from_spec as sparse
 from workbench.metrics.fidelity import predict
 from workbench.models.loading import Loaded
 from workbench.results import Writer, this_run

@@ -96,7 +96,7 @@ def kills(folder: Path, times: int, seed: int = 0, tokens: int = 200) -> Count:
         said |= fresh
         _thin_out(folder, said, 60, draw)
     _all_found(FolderStore(folder), said, count)
-    count.about = {"half-written files met": half_written, "whole after": scrub.verify(folder).whole}
+    count.about = {"half-written files met": half_written, "whole after": scrub.verify(folder).intact}
     return count
 
 

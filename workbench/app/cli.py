@@ -20,7 +20,7 @@ import typer
 from workbench.app.console import at_once
 from workbench.app.console.option_checks import check_given, refuse_unfit
 from workbench.app.console.text import note
-from workbench.core.errors import BadInput, brief, not_allowed, printable
+from workbench.core.errors import BadInput, not_allowed, printable, shorten
 from workbench.core.utils.stages import NOTHING
 from workbench.core.utils.versions import versions
 
@@ -104,7 +104,7 @@ class Commands(typer.core.TyperGroup):
         except OSError as problem:
             if problem.errno not in REFUSED:
                 raise
-            where = f"{brief(problem.filename)}: " if problem.filename else ""
+            where = f"{shorten(problem.filename)}: " if problem.filename else ""
             typer.echo(f"error: {where}{problem.strerror}; nothing half-written is left of it", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt as stop:  # `core.utils.stages.keeps` says what is kept

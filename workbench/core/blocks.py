@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils import html_views
 from workbench.core.utils.annotations import LARGEST
 
@@ -34,7 +34,7 @@ class Block:
         if min(self.tokens) < 0:
             raise BadInput(f"block {self.label!r} has token id {min(self.tokens)}: token ids are 0 or more")
         if max(self.tokens) > LARGEST:
-            raise BadInput(f"block {self.label!r} has token id {shown(max(self.tokens))}: at most {LARGEST:,}")
+            raise BadInput(f"block {self.label!r} has token id {format_value(max(self.tokens))}: at most {LARGEST:,}")
 
     @cached_property
     def key(self) -> str:
@@ -71,7 +71,7 @@ def _integers(tokens: Any) -> tuple[int, ...]:
             raise TypeError
         return tuple(map(index, tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens))
     except (TypeError, NotImplementedError):  # NotImplementedError: a tensor without data
-        raise BadInput(f"tokens is {shown(tokens)}: a list of integer token ids is needed") from None
+        raise BadInput(f"tokens is {format_value(tokens)}: a list of integer token ids is needed") from None
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Prompt:
     def __post_init__(self) -> None:
         blocks: Any = self.blocks
         if isinstance(blocks, torch.Tensor) or not isinstance(blocks, Iterable):
-            raise BadInput(f"blocks is {shown(blocks)}: a prompt is a list of blocks")
+            raise BadInput(f"blocks is {format_value(blocks)}: a prompt is a list of blocks")
         object.__setattr__(self, "blocks", tuple(blocks))
         if odd := [block for block in self.blocks if not isinstance(block, Block)]:
-            raise BadInput(f"blocks holds {shown(odd[0])}: a prompt is a list of blocks")
+            raise BadInput(f"blocks holds {format_value(odd[0])}: a prompt is a list of blocks")
         if len(self.blocks) < 2:
             raise BadInput(f"a prompt needs at least one block before its question, got {len(self.blocks)} block(s)")
 

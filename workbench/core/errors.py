@@ -16,33 +16,33 @@ class Unsupported(BadInput, NotImplementedError):
     """A model that the workbench cannot use; the message names the model and the reason."""
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for an error message: its `repr` on one line, cut to 160 characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer with more digits than Python converts
         return f"a {type(value).__name__} of {value.bit_length():,} bits"
-    return brief(text)
+    return shorten(text)
 
 
 def kind_of(value: Any) -> str:
     """Format a value for an error message: strings, numbers and None as they are shown, others by type."""
-    return shown(value) if isinstance(value, str | int | float | None) else f"of type {type(value).__name__}"
+    return format_value(value) if isinstance(value, str | int | float | None) else f"of type {type(value).__name__}"
 
 
 def not_allowed(what: str, value: Any, allowed: Iterable[Any]) -> BadInput:
     """Return the error "unknown <what> <value>: allowed are a, b; did you mean 'a'?", without raising it."""
     known = [str(one) for one in allowed]
-    return BadInput(f"unknown {what} {shown(value)}: allowed are {', '.join(known)}{meant(value, known)}")
+    return BadInput(f"unknown {what} {format_value(value)}: allowed are {', '.join(known)}{did_you_mean(value, known)}")
 
 
-def meant(value: Any, known: Iterable[str]) -> str:
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
     """Return "; did you mean 'a'?" for the most similar known name; "" if none is similar."""
     near = get_close_matches(value, list(known), 1) if isinstance(value, str) and len(value) <= LONGEST else []
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def brief(text: Any) -> str:
+def shorten(text: Any) -> str:
     """Return a string or a path on one line, cut to 160 characters."""
     text = printable(str(text).replace("\r", r"\r").replace("\n", r"\n"))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

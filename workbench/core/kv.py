@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils import annotations, html_views
 from workbench.core.utils.annotations import Count
 
@@ -24,11 +24,11 @@ class Derived:
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[Any, int]] = {}  # name → (value, number of tokens it covers)
 
-    def changed(self, first: int) -> None:
+    def mark_stale(self, first: int) -> None:
         """Mark all values stale from token `first` on."""
         self._kept = {name: (value, min(until, first)) for name, (value, until) in self._kept.items()}
 
-    def completed(self, name: Hashable, length: int, complete: Callable[[Any, int], Any]) -> Any:
+    def get_updated(self, name: Hashable, length: int, complete: Callable[[Any, int], Any]) -> Any:
         """Return the value `name` for the first `length` tokens, updated if it is stale.
 
         `complete(value, first)` returns it updated from token `first` on; `value` is None the first time.
@@ -38,11 +38,11 @@ class Derived:
         self._kept[name] = value, length
         return value
 
-    def room(self, name: Hashable, make: Callable[[], Any]) -> Any:
+    def get_buffer(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Return the buffer `name`, created by `make` on first use, which a replayed CUDA graph fills on the device.
 
-        After a replay the caller calls `reached` with the number of tokens it covers. Raises RuntimeError if it would
-        be created during a graph capture.
+        After a replay the caller calls `mark_covered` with the number of tokens it covers. Raises RuntimeError if it
+        would be created during a graph capture.
         """
         if name not in self._kept:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -50,7 +50,7 @@ class Derived:
             self._kept[name] = make(), 0
         return self._kept[name][0]
 
-    def reached(self, until: int) -> None:
+    def mark_covered(self, until: int) -> None:
         """Record that all values cover the first `until` tokens."""
         self._kept = {name: (value, until) for name, (value, _) in self._kept.items()}
 
@@ -127,7 +127,7 @@ class KV:
         for name in ("keys", "values"):
             layers = getattr(self, name)
             if not isinstance(layers, list | tuple) or not all(isinstance(x, torch.Tensor) for x in layers):
-                raise BadInput(f"{name} is {shown(layers)}: a list of tensors is needed, one per layer")
+                raise BadInput(f"{name} is {format_value(layers)}: a list of tensors is needed, one per layer")
         check_agreement(self.keys, self.values)
         annotations.check("start", self.start, Count)
 
@@ -148,10 +148,10 @@ class KV:
         def new() -> Tensors:
             return side_by_side(torch.zeros, shapes, length + reserve, dtype=dtype, device=device)
 
-        return cls.within(new(), new(), length)
+        return cls.from_buffers(new(), new(), length)
 
     @classmethod
-    def within(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
+    def from_buffers(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
         """Return the first `length` tokens of tensors [H, capacity, D], one per layer; the rest is spare capacity."""
         kv = cls([x[:, :length] for x in keys], [x[:, :length] for x in values], start)
         kv._backing = (keys, values)
@@ -203,10 +203,10 @@ class KV:
         """Return the derived values of a layer. Code that writes keys must call `changed`."""
         return self._derived.setdefault(layer, Derived())
 
-    def changed(self, first: int = 0) -> None:
+    def mark_changed(self, first: int = 0) -> None:
         """Report that keys from token `first` on were written: derived values of all layers become stale there."""
         for derived in self._derived.values():
-            derived.changed(first)
+            derived.mark_stale(first)
 
     @annotations.checked
     def slice(self, begin: int, end: int) -> "KV":
@@ -268,7 +268,7 @@ class KV:
                 whole[:, : len(self)] = x
             return new
 
-        return KV.within(copied(self.keys), copied(self.values), len(self), self.start)
+        return KV.from_buffers(copied(self.keys), copied(self.values), len(self), self.start)
 
     def _capacity(self) -> int:
         """Return the capacity in tokens; 0 without spare memory, or if tensors were replaced."""

@@ -142,7 +142,7 @@ def parse(sentence: str, prompt: Prompt) -> MaskRule:
     """Parse a mask rule over the blocks of `prompt`. Raises BadInput for invalid text."""
     probe = torch.arange(2)
     try:
-        sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
+        sees = _MaskParser(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
         sees(probe[:, None], probe[None])  # raises for invalid text
     except BadInput:
         raise
@@ -170,7 +170,7 @@ def _bound(do: Callable[[Any, Any], Any], left: int, right: int) -> int:
     return left * right if do is operator.mul else left + right
 
 
-class _Sentence:
+class _MaskParser:
     def __init__(self, tree: ast.expr, prompt: Prompt, sentence: str):
         self.tree, self.prompt, self.sentence = tree, prompt, sentence
 

@@ -11,7 +11,7 @@ INVALID_POS = 2**31 - 1  # position of a masked slot
 
 
 @dataclass(frozen=True)
-class Apart:
+class SeparateSoftmax:
     """Positions [first, end) that later tokens attend to in a separate softmax, merged with that of the others.
 
     Used by APE (arXiv:2502.05431) for its parallel contexts.

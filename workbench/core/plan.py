@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.kv import Derived
 from workbench.core.masks import Sees, causal
 from workbench.core.tiling.tiles import Tiles
@@ -65,7 +65,7 @@ class Plan:
         try:
             rows = torch.as_tensor(self.rows)
         except (TypeError, ValueError, RuntimeError):
-            raise BadInput(f"rows is {shown(self.rows)}: a list of positions is needed") from None
+            raise BadInput(f"rows is {format_value(self.rows)}: a list of positions is needed") from None
         if rows.ndim != 1 or not len(rows) or rows.is_floating_point() or rows.dtype == torch.bool:
             raise BadInput(
                 f"rows must be a list of at least one position, got a {rows.dtype} tensor of {tuple(rows.shape)}"
@@ -75,7 +75,7 @@ class Plan:
         object.__setattr__(self, "rows", rows.long())
         for name in ("sees", "sparse", "backend", "adjust"):
             if not callable(value := getattr(self, name)) and (value is not None or name == "sees"):
-                raise BadInput(f"{name} is {shown(value)}: a function is needed")
+                raise BadInput(f"{name} is {format_value(value)}: a function is needed")
         for name, annotation in (("return_queries", Sequence[int]), ("num_layers", int | None)):
             annotations.check(name, getattr(self, name), annotation)
         if self.sees is not causal and not rows.is_cuda:
@@ -103,7 +103,7 @@ def check_rule(sees: Sees, rows: torch.Tensor) -> None:
     except TypeError as problem:
         raise BadInput(f"sees cannot be called with (row, column): {problem}") from None
     if not isinstance(answer, torch.Tensor) or answer.dtype != torch.bool or answer.numel() != 1:
-        raise BadInput(f"sees returns {shown(answer)} for one row and one column: a bool tensor is needed")
+        raise BadInput(f"sees returns {format_value(answer)} for one row and one column: a bool tensor is needed")
 
 
 @dataclass(frozen=True)

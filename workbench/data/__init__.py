@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from workbench.core.errors import BadInput, brief, meant, shown
+from workbench.core.errors import BadInput, did_you_mean, format_value, shorten
 from workbench.core.utils import annotations
 from workbench.core.utils.files import is_dir, is_file, meant_beside
 from workbench.data import assets
@@ -80,7 +80,7 @@ def load(
     if (is_generated(name) or name in manuals.PARTS) and (samples or 0) > MOST_SAMPLES:
         raise BadInput(f"samples is {samples}; at most {MOST_SAMPLES:,} are drawn at once")
     if lab_style.is_lab(name):
-        return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES, style=lab_style.named(name)))
+        return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES, style=lab_style.style_named(name)))
     if is_generated(name):
         tasks = needles.TASKS if name == "needles" else (name.removeprefix("needles-"),)
         return list(needles.mixed(samples or SAMPLES, seed, tasks, passages or HAYSTACK))
@@ -90,11 +90,11 @@ def load(
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
     elif name.startswith(hub.HUB):
         return _drawn(hub.samples(name, answered), samples, seed, passages)
-    elif (found := folders.named(name)) is not None:
+    elif (found := folders.folder_source(name)) is not None:
         return _drawn(folders.samples(*found, answered, passages), samples, seed, None)
     elif not is_file(name) and not name.endswith(files.ENDINGS):
         raise _unknown(name)
-    return _drawn(files.read(name_or_path, answered), samples, seed, passages)
+    return _drawn(files.read_samples(name_or_path, answered), samples, seed, passages)
 
 
 def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | None) -> list[Sample]:
@@ -107,10 +107,10 @@ def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | N
 def check_name(name: str) -> None:
     """Raise BadInput for a name that is neither a data set's nor that of a file or folder."""
     known = is_generated(name) or name in names() or name.startswith(hub.HUB)
-    if known or os.path.lexists(name) or folders.named(name):
+    if known or os.path.lexists(name) or folders.folder_source(name):
         return
     if name.endswith((*files.ENDINGS, *folders.PLAIN)):
-        raise BadInput(f"{brief(name)}: no such file{meant_beside(name)}")
+        raise BadInput(f"{shorten(name)}: no such file{meant_beside(name)}")
     raise _unknown(name)
 
 
@@ -121,13 +121,15 @@ def check_questions(name: str) -> None:
         if is_dir(name):
             folders.questions(Path(name))
         elif is_file(name) and os.path.getsize(name) <= SMALL:
-            files.read(name, answered=False)
+            files.read_samples(name, answered=False)
 
 
 def _unknown(name: str) -> BadInput:
     known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
     allowed = f"{known}, a file ({endings}), a folder of documents or hf:NAME"
-    return BadInput(f"unknown data {shown(name)}: allowed are {allowed}{meant_beside(name) or meant(name, names())}")
+    return BadInput(
+        f"unknown data {format_value(name)}: allowed are {allowed}{meant_beside(name) or did_you_mean(name, names())}"
+    )
 
 
 def corpus(
@@ -141,10 +143,10 @@ def corpus(
     if str(name_or_path).startswith(hub.HUB):
         return load(name_or_path, answered=False)
     if str(name_or_path) in manuals.PARTS:
-        return [manuals.whole(str(name_or_path))]
-    if (found := folders.named(str(name_or_path))) is not None:
+        return [manuals.corpus_sample(str(name_or_path))]
+    if (found := folders.folder_source(str(name_or_path))) is not None:
         return [Sample(ctxs=tuple(folders.passages(found[0], **found[1])), id=found[0].name)]
-    if (whole := folders.read(name_or_path)) is not None:
+    if (whole := folders.read_document(name_or_path)) is not None:
         return [whole]
     drawn = is_generated(str(name_or_path))
     return load(name_or_path, samples, seed, passages) if drawn else load(name_or_path, answered=False)

@@ -8,7 +8,7 @@ cache()/models/<name>/          a checkpoint that was fetched
 import os
 from pathlib import Path
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.files import is_dir, is_file
 
 _package, _checkout = Path(__file__).resolve().parents[1:3]
@@ -56,7 +56,9 @@ def results_path(place: str | Path) -> Path:
     name, equals, given = str(place).partition("=")
     path = ROOT / "benchmarks" if str(place) == SHIPPED else Path(given if equals else name)
     if not is_dir(path):
-        raise BadInput(f"no results at {shown(str(path))}: a folder that `--out` wrote, or {SHIPPED!r}, is needed")
+        raise BadInput(
+            f"no results at {format_value(str(path))}: a folder that `--out` wrote, or {SHIPPED!r}, is needed"
+        )
     return path
 
 
@@ -67,6 +69,6 @@ def tokenizer_file(model: str) -> Path:
         if is_file(file):
             return file
     raise BadInput(
-        f"model {shown(model)} has no tokenizer.json here: a checkpoint folder, a shipped model "
+        f"model {format_value(model)} has no tokenizer.json here: a checkpoint folder, a shipped model "
         f"({', '.join(models())}) or a fetched one is needed; an adapter's is its base model's"
     )

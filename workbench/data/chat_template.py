@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import BadInput
-from workbench.data.layouts import CHAT, Layout, named
+from workbench.data.layouts import CHAT, Layout, known_layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,7 @@ _CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBdHIjmMpSyY"))
 Message = dict[str, str]
 
 
-def said(role: str, content: str) -> Message:
+def chat_message(role: str, content: str) -> Message:
     """Return one message of a conversation: {"role": …, "content": …}."""
     return {"role": role, "content": content}
 
@@ -58,7 +58,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], answer
         if "strftime_now" in template:
             template = _pinned() + template
         options: dict[str, Any] = {"tokenize": False, "enable_thinking": False, "add_generation_prompt": answer}
-        with bounded(SECONDS, BYTES):
+        with limited_execution(SECONDS, BYTES):
             text = str(tokenizer.apply_chat_template(messages, chat_template=template, **options))
         if len(text) > CHARACTERS + sum(len(message["content"]) for message in messages):
             raise BadInput(f"it writes {len(text):,} characters")
@@ -95,14 +95,17 @@ def layout(tokenizer: "PreTrainedTokenizerBase") -> Layout:
 
 def layout_named(name: str, tokenizer: "PreTrainedTokenizerBase") -> Layout:
     """Return a layout by name ("lab", "released", "chat") or from a JSON file. Raises BadInput for anything else."""
-    return named(name) or layout(tokenizer)
+    return known_layout(name) or layout(tokenizer)
 
 
 def _prompt(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the prompt with marks, with a system turn if the template supports one."""
     asked = _asked()
     problem = f"the chat template of {_name(tokenizer)} drops or changes what stands in a user turn"
-    for messages in ([said("system", SYSTEM), said("user", asked)], [said("user", f"{SYSTEM}\n\n{asked}")]):
+    for messages in (
+        [chat_message("system", SYSTEM), chat_message("user", asked)],
+        [chat_message("user", f"{SYSTEM}\n\n{asked}")],
+    ):
         try:
             prompt = render(tokenizer, messages)
         except BadInput as refusal:
@@ -119,7 +122,7 @@ def _answered(tokenizer: "PreTrainedTokenizerBase", after: str) -> tuple[str, st
     `after`: the prompt's text behind the question. The rest is empty except for templates without a generation prompt.
     The next turn is the text between the end of an answer and the user's next words.
     """
-    user, reply = said("user", _asked()), said("assistant", _ANSWER)
+    user, reply = chat_message("user", _asked()), chat_message("assistant", _ANSWER)
     try:
         whole = render(tokenizer, [user, reply], answer=False).split(_QUESTION)[-1]
         bridge, tail = whole.removeprefix(after).split(_ANSWER)
@@ -141,7 +144,7 @@ def _unasked(tokenizer: "PreTrainedTokenizerBase", user: Message) -> bool:
 
 def _next_turn(tokenizer: "PreTrainedTokenizerBase", answered: list[Message], closing: str) -> str:
     try:
-        whole = render(tokenizer, [*answered, said("user", _NEXT)])
+        whole = render(tokenizer, [*answered, chat_message("user", _NEXT)])
         return whole.split(_ANSWER)[1].split(_NEXT)[0].removeprefix(closing)
     except (BadInput, IndexError):  # the template supports a single turn only
         return ""
@@ -182,7 +185,7 @@ MAPPED = Path("/proc/self/statm")  # first number: pages of address space
 
 
 @contextmanager
-def bounded(seconds: float, new_bytes: int) -> Iterator[None]:
+def limited_execution(seconds: float, new_bytes: int) -> Iterator[None]:
     """Limit the Python code of a block: TimeoutError after `seconds`, MemoryError for more `new_bytes` (on Linux).
 
     The clock is read at every line (`sys.settrace`), which slows the code. One thread at a time is in such a block.

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import BadInput, not_allowed, shown
+from workbench.core.errors import BadInput, format_value, not_allowed
 from workbench.core.utils import annotations, json_text
 from workbench.core.utils.files import is_file
 from workbench.data import segment
@@ -64,7 +64,7 @@ class Layout:
     def pieces(self, sample: Sample) -> list[str]:
         """Return the texts of a sample's blocks, in order; the last is the question."""
         if not isinstance(sample, Sample):
-            raise BadInput(f"{shown(sample)} is no sample: `data.load` returns those")
+            raise BadInput(f"{format_value(sample)} is no sample: `data.load` returns those")
         system = [self.system] if self.system else []
         return system + segment.passages(sample.ctxs, self.passage) + [self.question.format(question=sample.question)]
 
@@ -109,7 +109,7 @@ def prompts(texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase"
     from workbench.core.blocks import Block, Prompt
 
     if not hasattr(tokenizer, "bos_token_id"):
-        raise BadInput(f"tokenizer is {shown(tokenizer)}: a tokenizer of transformers is needed")
+        raise BadInput(f"tokenizer is {format_value(tokenizer)}: a tokenizer of transformers is needed")
     start = tokenizer.bos_token_id
     if bos and start is None:
         raise BadInput("the layout wants a BOS token and the tokenizer has none")
@@ -136,7 +136,7 @@ def _encoded(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase", lead: s
         return {}
     for text in distinct:
         if not text.isascii() and SURROGATE.search(text):
-            raise BadInput(f"the text {shown(text)} holds half of a character (a lone surrogate)")
+            raise BadInput(f"the text {format_value(text)} holds half of a character (a lone surrogate)")
     if (longest := max(map(len, distinct))) > MANY:
         _check_size(longest, tokenizer)
     pieces = [lead, *(lead + text for text in distinct)]
@@ -210,16 +210,16 @@ CHAT = "chat"  # the layout that a tokenizer's chat template makes
 def check(name: str | None) -> None:
     """Raise BadInput for anything but the name or the file of a layout, or None, the model's own."""
     if name is not None:
-        named(name)
+        known_layout(name)
 
 
-def named(name: str) -> Layout | None:
+def known_layout(name: str) -> Layout | None:
     """Return a layout by name or from a JSON file; None for "chat". Raises BadInput for anything else."""
     if name == CHAT or name in LAYOUTS:
         return LAYOUTS.get(name)
     if not is_file(name):
         allowed = f"{', '.join([*LAYOUTS, CHAT])} (the tokenizer's own) or a JSON file of a layout"
-        raise BadInput(f"unknown layout {shown(name)}: allowed are {allowed}")
+        raise BadInput(f"unknown layout {format_value(name)}: allowed are {allowed}")
     try:
         record = json_text.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:

@@ -14,7 +14,7 @@ from workbench.data.sample import Sample
 
 
 @dataclass(frozen=True)
-class Reading:
+class PromptView:
     """A prompt with the text of its tokens; `supporting` lists the blocks that the answer needs, as the data says."""
 
     prompt: Prompt
@@ -36,7 +36,7 @@ class Reading:
         return self.prompt.block_of.numpy()
 
 
-def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
+def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> PromptView:
     """Return a prompt of the user's text, cut into blocks by `segment.text`, and a question.
 
     Raises BadInput where one of them is empty.
@@ -48,17 +48,17 @@ def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout
     system = [layout.system] if layout.system else []
     pieces = [*system, *segment.text(text.strip() + "\n"), layout.question.format(question=question.strip())]
     prompt = layouts.prompts([pieces], tokenizer, bos=layout.bos)[0]
-    return Reading(prompt, texts(prompt, tokenizer), "the reader's text", question, pieces=tuple(pieces))
+    return PromptView(prompt, texts(prompt, tokenizer), "the reader's text", question, pieces=tuple(pieces))
 
 
-def of_sample(sample: Sample, source: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
+def of_sample(sample: Sample, source: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> PromptView:
     """Return the prompt of a sample."""
     prompt = layout.prompt(sample, tokenizer)
     first = 1 if layout.system else 0
     supporting = [i + first for i, ctx in enumerate(sample.ctxs) if ctx.title in sample.supporting_titles]
     source += f", {sample.kind}" if sample.kind else ""
     answer = (sample.question, sample.answers, tuple(supporting))
-    return Reading(prompt, texts(prompt, tokenizer), source, *answer, tuple(layout.pieces(sample)))
+    return PromptView(prompt, texts(prompt, tokenizer), source, *answer, tuple(layout.pieces(sample)))
 
 
 def reading(
@@ -70,7 +70,7 @@ def reading(
     number: int = 0,
     passages: int | None = None,
     seed: int = 0,
-) -> Reading:
+) -> PromptView:
     """Return the prompt of the user's text and question if given, else of sample `number` of data set `name`.
 
     Raises BadInput for text or question alone, and for a number that the data does not have.

@@ -67,7 +67,7 @@ class Corpus:
 
 
 @lru_cache(maxsize=16)  # methods of one comparison share a corpus
-def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
+def nearest_texts(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
     """Return the indices [N, n] of the texts most similar to each text, itself excluded, the most similar first.
 
     n       at most; of n texts or fewer all others are returned

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.annotations import check_fields
 
 MOST_HOPS = 1000
@@ -81,8 +81,8 @@ class Sample:
             return cls(
                 id=plain(record["id"], "id"),
                 question=words(record, "question"),
-                answers=tuple(str(answer) for answer in filled(record, "answers")),
-                ctxs=tuple(Passage(str(ctx["title"]), str(ctx["text"])) for ctx in filled(record, "ctxs")),
+                answers=tuple(str(answer) for answer in nonempty_list(record, "answers")),
+                ctxs=tuple(Passage(str(ctx["title"]), str(ctx["text"])) for ctx in nonempty_list(record, "ctxs")),
                 supporting_titles=titles(record),
                 hops=_hops(record.get("hops")),
                 kind=plain(record.get("kind"), "kind"),
@@ -110,7 +110,7 @@ def titles(record: dict[str, Any]) -> tuple[str, ...]:
     """Return the titles in `supporting_titles`, () if it is missing. Raises BadInput unless it is a list of texts."""
     value = record.get("supporting_titles") or []
     if not isinstance(value, list | tuple) or not all(isinstance(title, str | int | float) for title in value):
-        raise BadInput(f"field 'supporting_titles' is {shown(value)}; a list of texts is needed")
+        raise BadInput(f"field 'supporting_titles' is {format_value(value)}; a list of texts is needed")
     return tuple(map(str, value))
 
 
@@ -119,11 +119,11 @@ def _hops(value: Any) -> int:
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_HOPS):
-        raise BadInput(f"field 'hops' is {shown(value)}; a whole number from 1 to {MOST_HOPS:,} is needed")
+        raise BadInput(f"field 'hops' is {format_value(value)}; a whole number from 1 to {MOST_HOPS:,} is needed")
     return value or 1
 
 
-def filled(record: dict[str, Any], field: str) -> list[Any]:
+def nonempty_list(record: dict[str, Any], field: str) -> list[Any]:
     """Return the list in a field. Raises BadInput where it is missing, empty or not a list."""
     value = record.get(field)
     if not isinstance(value, list) or not value:
@@ -164,7 +164,7 @@ def stands_in(answer: str, text: str) -> bool:
     return False
 
 
-def shuffled(number: int, rng: Random) -> Iterator[int]:
+def shuffled_indices(number: int, rng: Random) -> Iterator[int]:
     """Yield the integers from 0 to `number` - 1 in random order, drawn lazily."""
     seen: set[int] = set()
     while len(seen) < number:
@@ -184,7 +184,7 @@ def _fill(sample: Sample, passages: int, pool: Sequence[Passage], seed: int) -> 
     rng = Random(f"fill {seed} {sample.id}")
     own, others = list(sample.ctxs), list[Passage]()
     titles, texts = {ctx.title for ctx in own if ctx.title}, {ctx.text for ctx in own}
-    for i in shuffled(len(pool), rng):
+    for i in shuffled_indices(len(pool), rng):
         if len(own) + len(others) == passages:
             break
         ctx = pool[i]

@@ -27,7 +27,7 @@ def passages(ctxs: Iterable[Any], template: str = "Title: {title}\n{text}\n") ->
     return [template.format(title=ctx.title, text=ctx.text) for ctx in ctxs]
 
 
-def turns(messages: Sequence[Mapping[str, str]], template: str = "<|{role}|>\n{content}\n") -> list[str]:
+def split_turns(messages: Sequence[Mapping[str, str]], template: str = "<|{role}|>\n{content}\n") -> list[str]:
     """Return one piece for each turn, a user message with its replies, and for each system message (section 3.1).
 
     `messages` are `{"role": "system" | "user" | "assistant" | "tool", "content": text}`, in order; if the last is the

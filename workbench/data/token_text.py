@@ -20,7 +20,7 @@ def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
     return [len(tokenizer.decode(head, clean_up_tokenization_spaces=False)) for head in heads]
 
 
-class Shared(NamedTuple):
+class SharedText(NamedTuple):
     """How the T tokens of one tokenizer and the U tokens of another share the characters of a text.
 
     widths        [T] characters of each token of the first; 0 where it adds none
@@ -32,14 +32,14 @@ class Shared(NamedTuple):
     ends: Tensor
 
 
-def shared(theirs: Sequence[int], ours: Sequence[int]) -> Shared:
+def shared_text(theirs: Sequence[int], ours: Sequence[int]) -> SharedText:
     """Return how tokens that end at characters `theirs` [T] share a text with tokens that end at `ours` [U]."""
     widths = torch.tensor(theirs).cummax(0).values.diff(prepend=torch.zeros(1, dtype=torch.long))
     ends = torch.tensor(ours).clamp(max=int(widths.sum()))
-    return Shared(widths, torch.cat((ends.new_zeros(1), ends[:-1])), ends)
+    return SharedText(widths, torch.cat((ends.new_zeros(1), ends[:-1])), ends)
 
 
-def dealt(scores: Tensor, texts: Sequence[Shared]) -> Tensor:
+def transfer_scores(scores: Tensor, texts: Sequence[SharedText]) -> Tensor:
     """Spread scores of the first tokenizer's tokens evenly over their characters and sum them by the second's tokens.
 
     `scores` [T of all texts, concatenated] -> [U of all texts], fp32 on the CPU.
@@ -53,16 +53,16 @@ def dealt(scores: Tensor, texts: Sequence[Shared]) -> Tensor:
     return (sums[ends] - sums[begins]).float()
 
 
-class Retokenized(NamedTuple):
+class RetokenizedBlock(NamedTuple):
     """A block in another tokenizer's tokens (`read`), and how these share characters with the block's own."""
 
     read: Block
-    tokens: Shared
+    tokens: SharedText
 
 
 @lru_cache(maxsize=2048)
-def retokenized(theirs: Any, ours: Any, tokens: tuple[int, ...]) -> Retokenized:
+def retokenize(theirs: Any, ours: Any, tokens: tuple[int, ...]) -> RetokenizedBlock:
     """Return a block of tokenizer `ours` in the tokens of tokenizer `theirs`; results are cached."""
     text = ours.decode(tokens, clean_up_tokenization_spaces=False)
     read = Block(tuple(theirs(text, add_special_tokens=False)["input_ids"]) or (0,))
-    return Retokenized(read, shared(ends_of(theirs, read.tokens), ends_of(ours, tokens)))
+    return RetokenizedBlock(read, shared_text(ends_of(theirs, read.tokens), ends_of(ours, tokens)))

@@ -42,7 +42,7 @@ def assemble(
     spec, shifts = _checked(model, prompt, cached, positions)
     blocks, capacity = [block.to(spec.device) for block in cached], len(prompt) + reserve
     if (whole := _together(spec, blocks, shifts, capacity)) is not None:
-        return KV.within(*whole, len(prompt))
+        return KV.from_buffers(*whole, len(prompt))
     kv, place = _by_layer(spec, blocks, shifts, len(prompt), capacity)
     for layer in range(spec.layers):
         place(layer)
@@ -142,7 +142,7 @@ def _by_layer(
             tables[id(table)] = cos, sin
         rotate_by(together, *tables[id(table)], spec.pairing, out=out)
 
-    return KV.within(keys, values, length), place
+    return KV.from_buffers(keys, values, length), place
 
 
 def _checked(

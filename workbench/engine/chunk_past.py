@@ -11,15 +11,15 @@ from workbench.engine.attention_maps import Crossing
 
 
 @dataclass(frozen=True)
-class Past:
+class ChunkContext:
     """The context of a chunk at caching time: preceding chunks, its attention to each, and its CCI (Cache-Craft)."""
 
     prefix: tuple[tuple[str, float], ...]  #: (Block.key, inter-attention)
     cci: float
 
 
-def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
-    """Return the `Past` of each document block of a fully computed prompt; the first `system` blocks have none."""
+def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[ChunkContext]:
+    """Return the `ChunkContext` of each document block of a computed prompt; the first `system` blocks have none."""
     lengths = torch.tensor([float(len(block)) for block in prompt.context])
     of = prompt.block_of[: prompt.starts[-1]]
     sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] from row to column
@@ -27,7 +27,7 @@ def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
     past = []
     for i in range(system, len(lengths)):
         prefix = tuple((prompt.blocks[j].key, float(sums[i, j])) for j in range(system, i))
-        past.append(Past(prefix, float(torch.sigmoid(means[i, system:i].sum() / means[i, i]))))
+        past.append(ChunkContext(prefix, float(torch.sigmoid(means[i, system:i].sum() / means[i, i]))))
     return past
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Backend, Plan
@@ -61,7 +61,7 @@ def decode(
         raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
     for i, each in enumerate(logits):
         if not isinstance(each, torch.Tensor):
-            raise BadInput(f"logits of request {i} are {shown(each)}: a tensor is needed")
+            raise BadInput(f"logits of request {i} are {format_value(each)}: a tensor is needed")
         if each.ndim == 0 or each.numel() == 0:
             raise BadInput(f"logits of request {i} are of shape {tuple(each.shape)}: [V] or [R, V] is needed")
     highest = [each.reshape(-1, each.shape[-1])[-1].amax() for each in logits]  # nan if any logit is nan

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.core.utils.wide_copies import sent
+from workbench.core.utils.wide_copies import copy_to_device
 from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.engine.forward import packed_logits
 
@@ -27,7 +27,7 @@ class DeviceRows(PlannedRequest):
     ):
         length, device = len(kv), model.device
         super().__init__(Plan(torch.arange(length - count, length)), kv, device, kept=1, wait=wait)
-        self._model, self._tokens = model, sent(tokens, device)
+        self._model, self._tokens = model, copy_to_device(tokens, device)
         self._last = torch.full((1,), count - 1, device=device)
         self._whole, self._first = False, 0
 

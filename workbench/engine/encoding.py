@@ -154,7 +154,7 @@ class PackedBlocks:
         arguments = (x.q, x.k, x.v, self.cu_seqlens, self.max_seqlen, x.scale)
         if not self.kernels:
             return kernel("encode_blocks").reference(*arguments)
-        self.way = self.way or blocks_backends.chosen(x.q, x.k, self.lengths)
+        self.way = self.way or blocks_backends.fastest_backend(x.q, x.k, self.lengths)
         return blocks_backends.WAYS[self.way](*arguments)
 
 

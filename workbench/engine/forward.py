@@ -22,7 +22,7 @@ from workbench.core.kv import KV
 from workbench.core.masks import causal
 from workbench.core.plan import Plan
 from workbench.core.utils import annotations
-from workbench.core.utils.wide_copies import sent
+from workbench.core.utils.wide_copies import copy_to_device
 from workbench.engine.assembly import empty
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention import PlannedRequest
@@ -114,9 +114,9 @@ def run(
     kept = [min(logits_to_keep, n) if logits_to_keep else n for n in lengths]
     ends = torch.tensor(lengths).cumsum(0).tolist()
     last = torch.cat([torch.arange(end - n, end) for end, n in zip(ends, kept, strict=True)])
-    ids = torch.cat([sent(ids, model.device) for ids, _, _ in rows])
+    ids = torch.cat([copy_to_device(ids, model.device) for ids, _, _ in rows])
     positions = torch.cat([request.rows for request in requests])
-    logit_rows = sent(last, model.device) if sum(kept) < sum(lengths) else None
+    logit_rows = copy_to_device(last, model.device) if sum(kept) < sum(lengths) else None
     try:
         computed = packed_logits(model, ids, positions, requests, logit_rows, repeated)
     except StopForward:
@@ -141,9 +141,9 @@ def packed_logits(
     `repeated` is that of `prefill_many`. Raises StopForward if no request needs a further layer.
     """
     if (fused := packed_layers(model)) is not None:
-        return fused.packed(ids, positions, requests, logit_rows, repeated)
+        return fused.forward_packed(ids, positions, requests, logit_rows, repeated)
     if (layers := cpu_layers(model)) is not None:
-        return layers.packed(ids, positions, requests, logit_rows)
+        return layers.forward_packed(ids, positions, requests, logit_rows)
     out = model(
         input_ids=ids[None],
         position_ids=positions[None],
@@ -184,7 +184,7 @@ class CpuLayers(ModuleWatch):
         self.decoder: Any = model.get_decoder()
         self.head: Any = model.get_output_embeddings()
 
-    def packed(
+    def forward_packed(
         self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], logit_rows: Tensor | None
     ) -> Tensor:
         """Compute logits [W, V] of the tokens `logit_rows` [W] (None: all) of packed requests.

@@ -56,4 +56,4 @@ def write(kv: KV, truth: KV, num_layers: int) -> None:
     for mine, theirs in ((kv.keys, truth.keys), (kv.values, truth.values)):
         for layer in range(num_layers):
             mine[layer][:, : len(truth)].copy_(theirs[layer])
-    kv.changed()
+    kv.mark_changed()

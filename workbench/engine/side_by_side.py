@@ -32,7 +32,7 @@ class Parts:
         begin = sum(self.lengths[:number])
         here = slice(begin, begin + self.lengths[number])
         keys, values = ([x[:, here] for x in part] for part in (self.keys, self.values))
-        return KV.within(keys, values, self.lengths[number] - reserve)
+        return KV.from_buffers(keys, values, self.lengths[number] - reserve)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import pandas as pd
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
 from workbench.metrics.answers import Records
-from workbench.results import Results, Writer, expanded, read, schema
+from workbench.results import Results, Writer, expand_settings, read, schema
 
 MODELS = bench.MODELS  # reports on whole models
 DENSE = "ours, dense"  # baseline of whole models: the same engine without a method
@@ -24,10 +24,13 @@ Report = Mapping[str, Any]  # name of the report and facts of the GPU, as `bench
 Work = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # rows of candidates that ran, and of others
 
 
-def before(folder: str | Path, name: str, gpu: str) -> dict[str, Work]:
+def earlier_workloads(folder: str | Path, name: str, gpu: str) -> dict[str, Work]:
     """Return earlier workloads of a kernel or model from a folder of results, if they ran on the same GPU."""
     found = read(folder)
-    timed, refused = expanded(found.timings("bench"), "report"), expanded(found.counts("bench"), "report", "workload")
+    timed, refused = (
+        expand_settings(found.timings("bench"), "report"),
+        expand_settings(found.counts("bench"), "report", "workload"),
+    )
     timed, refused = (rows[(rows.report == name) & (rows.device == gpu)] for rows in (timed, refused))
     columns, others = (list(schema.columns(table)) for table in ("timings", "counts"))
     return {
@@ -40,7 +43,7 @@ def _records(rows: pd.DataFrame) -> Records:
     return [row.dropna().to_dict() for _, row in rows.iterrows()]
 
 
-def measured(work: Mapping[str, Any], head: Report, earlier: Work = ((), ())) -> Work:
+def merge_measured(work: Mapping[str, Any], head: Report, earlier: Work = ((), ())) -> Work:
     """Return the rows of a workload that was just measured, replacing `earlier` ones.
 
     Rows that contain the dense time of their own run (as "dense") are self-contained: earlier rows that this run has

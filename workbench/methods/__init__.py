@@ -8,7 +8,7 @@ their first token. The methods are `Full`, `Reuse` and `Superposition`. Publishe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import meant
+from workbench.core.errors import did_you_mean
 
 if TYPE_CHECKING:
     from workbench.methods.method import Method as Method
@@ -22,4 +22,4 @@ _LAZY = ("Method", "ReadyRequest", "finish")  # imported on first use: `--help` 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module("workbench.methods.method"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant(name, _LAZY)}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, _LAZY)}")

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import torch
 
-from workbench.core.errors import BadInput, meant
+from workbench.core.errors import BadInput, did_you_mean
 from workbench.core.plan import Plan
 from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.chunked import check_chunk
@@ -29,7 +29,7 @@ class MethodConfig(MethodFields):
         names = [each.name for each in fields(cls)]
         if unknown := [name for name in values if name not in names]:
             presets = f"; give those of a method as **workbench.methods.presets.options({values[unknown[0]]!r}, {{}})"
-            hint = presets if unknown[0] == "method" else meant(unknown[0], names)
+            hint = presets if unknown[0] == "method" else did_you_mean(unknown[0], names)
             raise BadInput(f"{cls.__name__} has no field {unknown[0]!r}{hint}")
         return super().__new__(cls)
 
@@ -42,10 +42,10 @@ class MethodConfig(MethodFields):
     def check(self) -> None:
         """Raise BadInput for an invalid option, without loading a model or data."""
         check_choices(vars(self))
-        chooses = self.correct != "none" and corrections.named(self.correct).chooses
+        chooses = self.correct != "none" and corrections.from_spec(self.correct).chooses
         if self.charged is not None and self.select == "none" and not chooses:
             raise BadInput(f"charged {self.charged} sets the ratio of a selector or correction: none has one here")
-        registry.found(preparations.__name__, self.prepare, ("corpus",))
+        registry.find_policy(preparations.__name__, self.prepare, ("corpus",))
         registry.check_spec(preparations.__name__, self.prepare)
         reuse = Reuse(positions_named(self.positions), select=self._select(), ratio=self.ratio)
         self._sparse(replace(reuse, **self._changes()))
@@ -55,11 +55,11 @@ class MethodConfig(MethodFields):
             check_chunk(Plan(torch.arange(1), sparse=self.tiles()), self.chunk)
 
     def _select(self) -> selectors.Select | None:
-        return None if self.select == "none" else selectors.named(self.select)
+        return None if self.select == "none" else selectors.from_spec(self.select)
 
     def _changes(self) -> dict[str, Any]:
         """Return the correction and the attention rule, if any, by field name of `Reuse`."""
-        named = {"correct": corrections.named, "attend": rules.named}
+        named = {"correct": corrections.from_spec, "attend": rules.from_spec}
         return {name: make(spec) for name, make in named.items() if (spec := getattr(self, name)) != "none"}
 
     def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
@@ -68,8 +68,8 @@ class MethodConfig(MethodFields):
         `system` False: prompts have no system block, so the first block is a passage.
         """
         if self.mode != "block":
-            return self._sparse(registry.made(modes.__name__, self.mode))
-        prepared, changes = preparations.named(self.prepare, corpus=corpus), self._changes()
+            return self._sparse(registry.make_policy(modes.__name__, self.mode))
+        prepared, changes = preparations.from_spec(self.prepare, corpus=corpus), self._changes()
         changes |= {"select": chosen} if (chosen := self._select()) else {}
         if not system:
             prepared = preparations.with_system(prepared, 0)
@@ -87,4 +87,4 @@ class MethodConfig(MethodFields):
 
     def tiles(self) -> Sparse | None:
         """Return the sparse method, if any."""
-        return None if self.sparse == "none" else sparse_methods.named(self.sparse)
+        return None if self.sparse == "none" else sparse_methods.from_spec(self.sparse)

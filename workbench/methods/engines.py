@@ -21,7 +21,7 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import Sees, causal, visible
 from workbench.core.plan import Plan
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
-from workbench.engine.attention_backends.choice import named, on_gpu
+from workbench.engine.attention_backends.choice import backend_named, on_gpu
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.page_allocator import NoPages
@@ -81,7 +81,7 @@ def why_not_pages(model: PreTrainedModel) -> str:
         return f"the model has a sliding window of {spec.window} tokens"
     for heads, width in set(spec.shapes) if on_gpu(spec.device) else ():
         problem = AttentionProblem(1, PAGE, (heads, heads), width, spec.dtype, spec.device)
-        if reason := named("question_attention").refuses(problem):
+        if reason := backend_named("question_attention").refuses(problem):
             return f"question_attention cannot read its pages: {reason}"
     return ""
 
@@ -129,7 +129,7 @@ class Pages:
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.unread: WeakSet[Unread] = WeakSet()
+        self.unread: WeakSet[UnreadKV] = WeakSet()
         self.abandoned = deque[tuple[Callable[[Any], None], Sequence[Any]]]()  # (release, requests)
         self._runner: Runner | None = None
         self._blocks: BlockPages | None = None
@@ -159,10 +159,10 @@ class Pages:
         pages = 0 if self._runner is None else self._runner.pool.pages - 1
         if self._runner is None or self._blocks is None or self._state != state or pages < needed:
             for unread in list(self.unread):
-                unread.read()
+                unread.copy_out()
             self._runner = self._blocks = None
             try:
-                pool = Pool(model, 1 + max(needed, room(model) // PAGE), PAGE)
+                pool = Pool(model, 1 + max(needed, default_pool_tokens(model) // PAGE), PAGE)
             except torch.OutOfMemoryError:
                 raise NoPages(needed, 0, "no memory for a pool: a request") from None
             self._runner, self._blocks = Runner(model, pool, coarse=True), BlockPages(pool)
@@ -181,12 +181,12 @@ class Pages:
         return model.dtype, model.device, model.get_input_embeddings(), [x.data_ptr() for x in self._weights]
 
 
-class Holder(Protocol):
+class PageHolder(Protocol):
     """Owner of requests of a model over pages (`PagedAnswers`)."""
 
     model: PreTrainedModel
 
-    def read(self, request: Any) -> ReadyRequest:
+    def copy_out(self, request: Any) -> ReadyRequest:
         """Copy a request out of its pages, and free them."""
 
     def release(self, request: Any) -> None:
@@ -196,17 +196,17 @@ class Holder(Protocol):
         """Run teacher-forced answers over the pages of requests (`Answered.force`)."""
 
 
-class Unread:
+class UnreadKV:
     """Finished requests whose KV stays in pages until it is read."""
 
-    def __init__(self, pages: Pages, holder: Holder, requests: Sequence[Any]):
+    def __init__(self, pages: Pages, holder: PageHolder, requests: Sequence[Any]):
         self.pages, self.holder, self.requests = pages, holder, requests
         pages.unread.add(self)
 
-    def read(self) -> list[ReadyRequest]:
+    def copy_out(self) -> list[ReadyRequest]:
         """Copy the requests out of their pages, and return them."""
         with self.pages.lock:
-            return [self.holder.read(request) for request in self.requests]
+            return [self.holder.copy_out(request) for request in self.requests]
 
     def force(self, answers: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
         """Run teacher-forced answers over the pages (`Answered.force`)."""
@@ -226,7 +226,7 @@ def pages_of(model: PreTrainedModel) -> Pages:
     return pages
 
 
-def room(model: PreTrainedModel) -> int:
+def default_pool_tokens(model: PreTrainedModel) -> int:
     """Return the default size of a new pool in tokens, by the memory that is free now."""
     spec = attach(model)
     if spec.device.type != "cuda":

@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, not_allowed, shown
+from workbench.core.errors import BadInput, format_value, not_allowed
 from workbench.core.utils.stages import stage
 from workbench.engine.decoding import Tokens, by_request, decode, text_of
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
-from workbench.methods.engines import EngineChoice, Unread, choose_engine, pages_of
+from workbench.methods.engines import EngineChoice, UnreadKV, choose_engine, pages_of
 from workbench.methods.method import SamplingParams
 from workbench.methods.method_fields import check_engine
 from workbench.methods.modes.full import Full
@@ -23,7 +23,7 @@ from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged.answers import MOST, PagedAnswers
 from workbench.methods.paged.request import generation_of, requests_of
-from workbench.methods.request_report import WatchedStore, receipts_of, timed
+from workbench.methods.request_report import WatchedStore, receipts_of, with_seconds
 from workbench.models.model_names import check_length
 from workbench.models.spec import spec_for
 from workbench.store import UNLIMITED, MemoryStore, Store
@@ -100,8 +100,8 @@ def answer(
     logits = [request.logits for request in requests if request.logits is not None]
     if not keep:
         return Answered(generations, logits, str(chosen), list)
-    unread = Unread(pages_of(model), answers, requests)
-    return Answered(generations, logits, str(chosen), unread.read, unread.force)
+    unread = UnreadKV(pages_of(model), answers, requests)
+    return Answered(generations, logits, str(chosen), unread.copy_out, unread.force)
 
 
 def stream(
@@ -156,9 +156,9 @@ def _engine_for(batch: _Batch, engine: str) -> EngineChoice:
     """Raise BadInput for invalid options or prompts; return the engine."""
     model, tokenizer, prompts, method, _, params = batch
     if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
-        raise BadInput(f"prompts is {shown(prompts)}: a list of prompts is needed")
+        raise BadInput(f"prompts is {format_value(prompts)}: a list of prompts is needed")
     if not callable(getattr(tokenizer, "decode", None)):
-        raise BadInput(f"tokenizer is {shown(tokenizer)}: what turns tokens into text is needed")
+        raise BadInput(f"tokenizer is {format_value(tokenizer)}: what turns tokens into text is needed")
     check_engine(engine)
     params.check(tokenizer)
     spec = spec_for(model, (prompt.tokens for prompt in prompts))
@@ -209,7 +209,7 @@ def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None]
             r.reused,
             first - begin,
             r.passes,
-            timed(one, seconds),
+            with_seconds(one, seconds),
             time,
         )
         for answer, r, one, time in zip(tokens, ready, receipts, alone or [None] * len(ready), strict=True)

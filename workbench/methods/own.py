@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from workbench.core.errors import BadInput, brief, shown
+from workbench.core.errors import BadInput, format_value, shorten
 
 FILES = "WORKBENCH_METHOD_FILES"  # environment variable with the paths, for child processes
 BASES = {"select": "Select", "sparse": "Sparse", "correct": "Correct", "attend": "Attend"}
@@ -62,7 +62,7 @@ def files() -> list[Path]:
     return [Path(path) for path in os.environ.get(FILES, "").split(os.pathsep) if path]
 
 
-def listed(paths: Sequence[Path] | None) -> list[tuple[str, str]]:
+def registered_policies(paths: Sequence[Path] | None) -> list[tuple[str, str]]:
     """Return (kind, name) of the policies that were registered from these files (`use`)."""
     modules = {_module(path.resolve()) for path in paths or ()}
     known = ((kind, name, found) for kind, policies in _known.items() for name, found in policies.items())
@@ -102,7 +102,7 @@ def policy(package: str, name: str) -> type | None:
     return found
 
 
-def known(kind: str, name: str) -> type | None:
+def registered_class(kind: str, name: str) -> type | None:
     """Return the class of a policy that is registered in this process; None for another name."""
     return _known[kind].get(name)
 
@@ -112,7 +112,7 @@ def register(found: type) -> str:
     kind, name = _kind(found), _name(found)
     if not kind:
         raise BadInput(
-            f"{shown(found)} is no policy: a frozen dataclass is needed that extends Select, Sparse, Correct or "
+            f"{format_value(found)} is no policy: a frozen dataclass is needed that extends Select, Sparse, Correct or "
             "Attend, or whose objects are called with (model, prompts, store)"
         )
     module = f"workbench.methods.{kind}"
@@ -177,23 +177,23 @@ def _load(path: Path) -> None:
     try:
         changed = path.stat().st_mtime_ns
     except OSError:
-        raise BadInput(f"method file {brief(path)} is not there") from None
+        raise BadInput(f"method file {shorten(path)} is not there") from None
     if _read.get(path) == changed:
         return
     spec = spec_from_file_location(_module(path), path)
     if path.suffix != ".py" or spec is None or spec.loader is None:
-        raise BadInput(f"method file {brief(path)}: a Python file, name.py, is needed")
+        raise BadInput(f"method file {shorten(path)}: a Python file, name.py, is needed")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except FAULTS as problem:
-        raise BadInput(f"method file {brief(path)} fails: {type(problem).__name__}: {brief(problem)}") from problem
+        raise BadInput(f"method file {shorten(path)} fails: {type(problem).__name__}: {shorten(problem)}") from problem
     policies = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == spec.name and _kind(x)]
     functions = [x for name, x in vars(module).items() if name[0] != "_" and _selects(x) and x.__module__ == spec.name]
     if not policies and not functions:
         raise BadInput(
-            f"method file {brief(path)} holds no policy: a frozen dataclass that extends Select or another, or a "
+            f"method file {shorten(path)} holds no policy: a frozen dataclass that extends Select or another, or a "
             "function of (prompt) or (model, prompt, kv)"
         )
     for each in policies:

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, kind_of, shown
+from workbench.core.errors import BadInput, format_value, kind_of
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.methods import own, registry
@@ -79,7 +79,7 @@ def selector(function: Callable[..., Any]) -> Select:
     ]
     if len(needed) not in (1, 3) or any(each.kind not in PLACES for each in needed):
         raise BadInput(f"select is {name}({', '.join(each.name for each in needed)}): {NEEDED}")
-    known = own.known("select", name)
+    known = own.registered_class("select", name)
     if known is not None and getattr(known, "function", None) is function:
         return known()
     if known is not None and _differs(getattr(known, "function", None), function):
@@ -95,7 +95,7 @@ def selector(function: Callable[..., Any]) -> Select:
 
 def is_function(spec: str) -> bool:
     """Return whether a selector's spec is a function that is known to this process only."""
-    found = own.known("select", registry.parse(spec)[0])
+    found = own.registered_class("select", registry.parse(spec)[0])
     return found is not None and issubclass(found, FunctionSelect) and not own.in_file(found)
 
 
@@ -104,7 +104,7 @@ def scores_of(name: str, given: Any, length: int) -> Tensor:
     try:
         values = torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise BadInput(f"{name} returned {shown(given)}: {RETURNED}") from None
+        raise BadInput(f"{name} returned {format_value(given)}: {RETURNED}") from None
     if values.dim() != 1 or values.is_complex() or values.dtype == torch.bool:
         kind = f"{values.dtype}".removeprefix("torch.")
         raise BadInput(f"{name} returned {kind} of shape {tuple(values.shape)}: {RETURNED}")

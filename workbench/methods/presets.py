@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from workbench.core.errors import BadInput, brief, meant, not_allowed, shown
+from workbench.core.errors import BadInput, did_you_mean, format_value, not_allowed, shorten
 from workbench.methods import POLICIES, registry
 from workbench.methods.method_fields import REUSE
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedMethod:
     """A published method.
 
     title     its name
@@ -43,173 +43,173 @@ _block: Callable[..., dict[str, Any]] = partial(dict, mode="block")
 _after_system = partial(_block, prepare="after_system")
 CACHEBLEND = "the quality of full attention, the first token 2.2 to 3.3 times sooner"  # reported of its whole system
 METHODS = {
-    "full": Published("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}, follows=""),
-    "block": Published(
+    "full": PublishedMethod("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}, follows=""),
+    "block": PublishedMethod(
         "Block-Attention",
         "arXiv:2409.15355, section 2",
         _block(),
         "48.0% where full attention has 67.9%, and 68.4% once the model is tuned for it",
         follows="released code",
     ),
-    "prompt-cache": Published(
+    "prompt-cache": PublishedMethod(
         "PromptCache",
         "arXiv:2311.04934",
         _block(positions="naive"),
         "32.4% on 2WikiMultihopQA where full attention has 73.2%, in Block-Attention's comparison",
         follows="a description",
     ),
-    "superposition": Published(
+    "superposition": PublishedMethod(
         "Superposition",
         "arXiv:2404.06910",
         {"mode": "superposition"},
         "30.1% on 2WikiMultihopQA where full attention has 73.2%, in Block-Attention's comparison",
     ),
-    "full-reuse": Published(
+    "full-reuse": PublishedMethod(
         "Full Reuse",
         "FusionRAG (Wang et al., From Prefix Cache to Fusion RAG Cache, arXiv:2601.12904), section 2.2.1",
         _after_system(),
         "F1 of 0.712 where full attention has 0.852, on TriviaQA; up to 55% lower on MuSiQue",
     ),
-    "cacheblend": Published(
+    "cacheblend": PublishedMethod(
         "CacheBlend",
         "arXiv:2405.16444",
         _after_system(select="kv_deviation", ratio=0.15),
         CACHEBLEND,
         follows="a description",
     ),
-    "cacheblend-code": Published(
+    "cacheblend-code": PublishedMethod(
         "CacheBlend, released code",
         "arXiv:2405.16444, YaoJiayi/CacheBlend",
         _block(select="kv_deviation(part=v, fresh=True, system=0)", ratio=0.15),
         CACHEBLEND,
         follows="released code",
     ),
-    "cache-craft": Published(
+    "cache-craft": PublishedMethod(
         "Cache-Craft",
         "arXiv:2502.15734",
         _after_system(select="cache_craft", ratio=None),
         "the quality of full attention at a quarter of its computation",
     ),
-    "epic": Published(
+    "epic": PublishedMethod(
         "EPIC",
         "arXiv:2410.15332",
         _block(select="first_k", ratio=0.15),
         "negligible or no loss of accuracy, the first token up to 8 times sooner",
         follows="released code",
     ),
-    "prophetkv": Published(
+    "prophetkv": PublishedMethod(
         "ProphetKV",
         "arXiv:2602.02579",
         _block(select="prophet_kv", ratio=0.2),
         "96% to 101% of full prefill's score at 20% recomputed",
         follows="a description",
     ),
-    "qcfuse": Published(
+    "qcfuse": PublishedMethod(
         "QCFuse",
         "arXiv:2606.05875",
         _block(select="qc_fuse", ratio=0.3),
         "at most 1% lost at 1.9 times full prefill's speed",
         follows="released code",
     ),
-    "cacheclip": Published(
+    "cacheclip": PublishedMethod(
         "CacheClip",
         "arXiv:2510.10129",
         _after_system(select="cache_clip(helper=smollm2)", ratio=0.2),
         "91.1% of full attention's score on LongBench at 20% recomputed, with a helper fine-tuned for it",
         follows="a description",
     ),
-    "cacheblend-gradual": Published(
+    "cacheblend-gradual": PublishedMethod(
         "CacheBlend, gradual filtering",
         "arXiv:2405.16444, section 4.3",
         _after_system(select="kv_deviation(fresh=True, stages=(0.3, 0.2))", ratio=0.15),
         CACHEBLEND,
     ),
-    "sam-kv": Published(
+    "sam-kv": PublishedMethod(
         "SAM-KV",
         "arXiv:2508.11661, as in arXiv:2604.13226's code",
         _block(select="sam_kv", ratio=None, correct="fuse", attend="chosen"),
         "no accuracy lost at 15% of the context's length",
         follows="a reimplementation",
     ),
-    "a3": Published(
+    "a3": PublishedMethod(
         "A³",
         "arXiv:2511.17560",
         _block(select="a3", ratio=0.15),
         "better scores than four other methods, the first token twice as soon",
         follows="a reimplementation",
     ),
-    "ape": Published(
+    "ape": PublishedMethod(
         "APE",
         "arXiv:2502.05431",
         _after_system(positions="shared", attend="ape"),
         "98% of full attention's score on retrieved passages",
         follows="released code",
     ),
-    "turborag": Published(
+    "turborag": PublishedMethod(
         "TurboRAG, reordered positions",
         "arXiv:2410.07590, section 3.2",
         _block(),
         "the quality of full attention from a model fine-tuned for it, the first token 8.6 times sooner on average",
         follows="released code",
     ),
-    "link0": Published("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0"), follows="released code"),
-    "mepic": Published(
+    "link0": PublishedMethod("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0"), follows="released code"),
+    "mepic": PublishedMethod(
         "MEPIC",
         "arXiv:2512.16822",
         _block(select="first_k(k=16)", ratio=None),
         "as accurate as other position-independent caches in down to half the memory, a fifth for long prompts",
         follows="a description",
     ),
-    "psr": Published(
+    "psr": PublishedMethod(
         "PSR",
         "arXiv:2603.20218",
         _block(prepare="link0", select="kv_deviation(part=k)", ratio=0.15, attend="ape"),
         "up to 5% better than the best of the methods that it is made of",
         follows="a description",
     ),
-    "relaxkv": Published(
+    "relaxkv": PublishedMethod(
         "RelaxKV",
         "arXiv:2609.33503",
         _block(select="prophet_kv", ratio=0.15, attend="relax_kv"),
         "95.0% where ProphetKV has 91.2%, on RULER's multi-value needles in 32K at 15% recomputed",
         follows="a description",
     ),
-    "agentkvshift": Published(
+    "agentkvshift": PublishedMethod(
         "AgentKVShift",
         "arXiv:2607.21604",
         _block(correct="agent_kv_shift", ratio=0.1),
         "F1 of 0.491 where full attention has 0.509, ProphetKV 0.357 and CacheBlend 0.290, on LoCoMo at 10% recomputed",
         follows="a reimplementation",
     ),
-    "kvcomm": Published(
+    "kvcomm": PublishedMethod(
         "KVCOMM",
         "arXiv:2510.12872",
         _block(correct="kvcomm"),
         "no quality lost, over 70% of the passages reused, among agents",
         follows="released code",
     ),
-    "kv-packet": Published(
+    "kv-packet": PublishedMethod(
         "KV Packet",
         "arXiv:2604.13226",
         _block(prepare="packet"),
         "F1 comparable to full attention's, next to nothing computed",
         follows="released code",
     ),
-    "kvlink": Published(
+    "kvlink": PublishedMethod(
         "KVLink",
         "arXiv:2502.16002",
         _block(prepare="packet", select="first_k(k=5, last=True)", ratio=None),
         "4% more accurate than earlier methods on average, the first token up to 96% sooner",
         follows="released code",
     ),
-    "tuned-recompute": Published(
+    "tuned-recompute": PublishedMethod(
         "Tuned for concatenation, and recomputed",
         "arXiv:2609.09768",
         _block(select="kv_deviation", ratio=0.15),
         "9.7 points better on RULER at 124K, the first token 80% sooner",
         follows="a description",
     ),
-    "fusionrag": Published(
+    "fusionrag": PublishedMethod(
         "FusionRAG",
         "Wang et al., From Prefix Cache to Fusion RAG Cache, arXiv:2601.12904, section 3",
         _block(prepare="with_neighbours", select="query_guided", ratio=0.15),
@@ -240,18 +240,18 @@ def _key(fields: Mapping[str, Any]) -> list[Any]:
 def check_name(method: str) -> None:
     """Raise BadInput for an unknown method."""
     if method not in METHODS:
-        raise unknown(method, METHODS)
+        raise unknown_method(method, METHODS)
 
 
-def unknown(method: Any, known: Iterable[str]) -> BadInput:
+def unknown_method(method: Any, known: Iterable[str]) -> BadInput:
     """Return the error, not raised, for a method that is none of those `known`; it may be a policy of a trial."""
     known = list(known)
     name = str(method).partition("(")[0].strip()
-    given = shown(method) if "(" in str(method) else brief(method)  # as written in a shell
+    given = format_value(method) if "(" in str(method) else shorten(method)  # as written in a shell
     kinds = [f"--{kind} {given}" for kind in POLICIES if name in registry.names(f"workbench.methods.{kind}")]
-    if not kinds or meant(name, known):
+    if not kinds or did_you_mean(name, known):
         return not_allowed("method", method, known)
-    return BadInput(f"unknown method {shown(method)}: it is a choice of trial and sweep, {' or '.join(kinds)}")
+    return BadInput(f"unknown method {format_value(method)}: it is a choice of trial and sweep, {' or '.join(kinds)}")
 
 
 def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from workbench.core import spec_parser
-from workbench.core.errors import BadInput, meant, not_allowed, shown
+from workbench.core.errors import BadInput, did_you_mean, format_value, not_allowed
 from workbench.core.utils import annotations
 from workbench.methods import own
 
@@ -36,41 +36,41 @@ def shipped(package: str) -> list[str]:
     return sorted(path.stem for folder in folders for path in Path(folder).glob("[!_]*.py"))
 
 
-def made(package: str, spec: str, **given: Any) -> Any:
+def make_policy(package: str, spec: str, **given: Any) -> Any:
     """Instantiate the policy that `spec` describes, with those of the values `given` that it has fields for.
 
     Raises BadInput for an unknown name or option, and for a value that the policy rejects.
     """
-    policy, options = found(package, spec, given)
+    policy, options = find_policy(package, spec, given)
     accepted = [field.name for field in fields(policy) if field.init]
     values = options | {option: value for option, value in given.items() if option in accepted}
-    if lacking := [name for name in required(policy) if name not in values]:
+    if lacking := [name for name in required_fields(policy) if name not in values]:
         raise BadInput(f"{parse(spec)[0]} needs a {lacking[0]}, which a spec cannot contain: none is given here")
     return policy(**values)
 
 
 def check_spec(package: str, spec: str, **given: Any) -> None:
     """Raise BadInput for an invalid spec of a policy."""
-    policy, options = found(package, spec, given)
-    if not (lacking := set(required(policy)) - {*options, *given}):
-        made(package, spec, **given)
+    policy, options = find_policy(package, spec, given)
+    if not (lacking := set(required_fields(policy)) - {*options, *given}):
+        make_policy(package, spec, **given)
         return
     for declared in fields(policy):
         if declared.name in options and declared.name not in lacking:
             check_value(policy, declared, options[declared.name])
 
 
-def said(policy: type) -> list[Field[Any]]:
+def spec_fields(policy: type) -> list[Field[Any]]:
     """Return the fields of a policy that a spec may set."""
     return [each for each in fields(policy) if each.init and each.repr]
 
 
-def required(policy: type) -> list[str]:
+def required_fields(policy: type) -> list[str]:
     """Return the names of fields without a default."""
     return [each.name for each in fields(policy) if each.init and each.default is each.default_factory is MISSING]
 
 
-def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
+def find_policy(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
     """Return the class and options of a spec. Raises BadInput for options in `given`, which a spec must not set."""
     name, options = check_name(package, spec)
     policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), name)
@@ -80,10 +80,10 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
 
 def check_known(package: str, name: str, policy: type, options: Collection[str], given: Collection[str] = ()) -> None:
     """Raise BadInput for an option that a policy lacks, or that a spec must not set."""
-    allowed = [field.name for field in said(policy) if field.name not in given]
+    allowed = [field.name for field in spec_fields(policy) if field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
         kind = package.rpartition(".")[2].removesuffix("s")
-        names = f"{', '.join(allowed) or 'it has no options'}{meant(unknown[0], allowed)}"
+        names = f"{', '.join(allowed) or 'it has no options'}{did_you_mean(unknown[0], allowed)}"
         raise BadInput(f"{kind} {name!r} has no option {unknown[0]!r}; allowed: {names}")
 
 
@@ -103,7 +103,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 def spec_of(policy: Any) -> str:
     """Return the full spec of a policy, as `with_neighbours(n=10, embedder=tfidf)`, without fields of repr=False."""
     name = own.name_of(policy) or type(policy).__module__.rpartition(".")[2]
-    options = [f"{each.name}={_plain(getattr(policy, each.name))}" for each in said(type(policy))]
+    options = [f"{each.name}={_plain(getattr(policy, each.name))}" for each in spec_fields(type(policy))]
     return f"{name}({', '.join(options)})" if options else name
 
 
@@ -112,7 +112,7 @@ def option(default: Any, check: Callable[[str, Any], None]) -> Any:
     return field(default=default, metadata={"check": check})
 
 
-def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
+def option_where(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
     """Declare an option that is rejected with "NAME is VALUE: RULE" unless `fits(value)`."""
 
     def check(name: str, value: Any) -> None:
@@ -121,14 +121,14 @@ def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
         except TypeError:  # the rule does not apply to this type
             allowed = False
         if not allowed:
-            raise BadInput(f"{name} is {shown(value)}: {rule}")
+            raise BadInput(f"{name} is {format_value(value)}: {rule}")
 
     return option(default, check)
 
 
-def whole(default: int | None, rule: str, least: int = 0) -> Any:
+def integer_option(default: int | None, rule: str, least: int = 0) -> Any:
     """Declare an option that is an integer of at least `least`; None is allowed if it is the default."""
-    return ruled(default, rule, lambda value: value is default is None or is_whole(value, least))
+    return option_where(default, rule, lambda value: value is default is None or is_whole(value, least))
 
 
 def is_number(value: Any, least: float = 0, most: float = inf) -> bool:
@@ -138,17 +138,17 @@ def is_number(value: Any, least: float = 0, most: float = inf) -> bool:
 
 def share(default: float) -> Any:
     """Declare an option that is a fraction, from 0 to 1."""
-    return ruled(default, "it is a share, from 0 to 1", lambda value: is_number(value, most=1))
+    return option_where(default, "it is a share, from 0 to 1", lambda value: is_number(value, most=1))
 
 
 def positive(default: float) -> Any:
     """Declare an option that is a number above 0."""
-    return ruled(default, "it is above 0", lambda value: is_number(value) and 0 < value < inf)
+    return option_where(default, "it is above 0", lambda value: is_number(value) and 0 < value < inf)
 
 
 def system_blocks() -> Any:
     """Declare the option `system`: the number of leading blocks that are not passages."""
-    return whole(1, "how many blocks at the front are no passages, 0 or more")
+    return integer_option(1, "how many blocks at the front are no passages, 0 or more")
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
@@ -173,10 +173,10 @@ def check_value(policy: type, declared: Field[Any], value: Any) -> None:
 
 def _policy(module: ModuleType, name: str) -> type:
     """Return the dataclass that is named after its module."""
-    return next(x for x in vars(module).values() if carries(x, name) and x.__module__ == module.__name__)
+    return next(x for x in vars(module).values() if is_policy_of(x, name) and x.__module__ == module.__name__)
 
 
-def carries(found: Any, name: str) -> bool:
+def is_policy_of(found: Any, name: str) -> bool:
     """Return whether an object is the dataclass of a file: `first_k` → `FirstK`, a Python keyword `none` → `None_`."""
     camel = name.title().replace("_", "")
     begin = f"{camel}_" if iskeyword(camel) else camel

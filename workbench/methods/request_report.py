@@ -12,7 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.methods import ReadyRequest
 from workbench.store import Store
-from workbench.store.misses import Miss, identity_of, why
+from workbench.store.misses import Miss, identity_of, miss_reason
 
 Status = Literal["reused", "encoded", "computed"]
 STAGES = ("wait", "load", "encode", "store", "place", "prefill", "decode")
@@ -63,7 +63,7 @@ class Receipt:
         return sum(block.status == status for block in self.blocks)
 
     @property
-    def shifted(self) -> int:
+    def rerotated(self) -> int:
         """Number of reused blocks whose keys were rerotated."""
         return sum(block.status != "computed" and block.shift != 0 for block in self.blocks)
 
@@ -105,7 +105,7 @@ class Receipt:
         missed = ", ".join(f"{count} {reason}" for reason, count in self.misses.items())
         times = ", ".join(f"{stage} {self.seconds[stage] * 1e3:.1f} ms" for stage in STAGES if stage in self.seconds)
         parts = [
-            f"{self.count('reused')} of {len(self.blocks)} blocks reused ({self.shifted} shifted)",
+            f"{self.count('reused')} of {len(self.blocks)} blocks reused ({self.rerotated} shifted)",
             *([f"{self.count('encoded')} encoded ({missed})"] if self.count("encoded") else []),
             *([f"{self.count('computed')} computed"] if self.count("computed") else []),
             f"{self.recomputed} tokens recomputed, {self.question} of the question",
@@ -158,7 +158,7 @@ class WatchedStore:
             tier = _tier(self.store, near)
         self.seconds["load"] += perf_counter() - begin
         if kv is None:
-            self.lookups.append(Lookup(key, miss=why(self.store, key)))
+            self.lookups.append(Lookup(key, miss=miss_reason(self.store, key)))
         else:
             self.lookups.append(Lookup(key, tier, kv.nbytes))
         self._last = perf_counter()
@@ -176,9 +176,9 @@ class WatchedStore:
         self._last = perf_counter()
         self.seconds["store"] += self._last - begin
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why `get(key)` misses."""
-        return why(self.store, key)
+        return miss_reason(self.store, key)
 
 
 def receipts_of(
@@ -206,7 +206,7 @@ def receipts_of(
     return receipts
 
 
-def timed(receipt: Receipt, seconds: Mapping[str, float]) -> Receipt:
+def with_seconds(receipt: Receipt, seconds: Mapping[str, float]) -> Receipt:
     """Return a receipt with the seconds of its stages; stages of zero duration are omitted."""
     return replace(receipt, seconds={stage: seconds[stage] for stage in STAGES if seconds.get(stage)})
 

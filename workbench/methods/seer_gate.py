@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
-from workbench.core.tiling.tiles import Grid, folded, means
+from workbench.core.tiling.tiles import Grid, means, tokens_to_tiles
 from workbench.core.utils.files import write_atomically
 from workbench.engine.attention_backends import choice as backends
 from workbench.models.families import decoder_config, family
@@ -67,7 +67,7 @@ class Gate(torch.nn.Module):
         logits = self._products(layer, queries, keys, grid, site or Site()) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
 
-    def kept(
+    def kept_blocks(
         self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site, threshold: float, tail: int
     ) -> Tensor | None:
         """Return the kept blocks [Hq, I, J] (bool), computed by kernels; None if these do not support the input.
@@ -108,7 +108,7 @@ class Gate(torch.nn.Module):
             return keys.new_zeros(len(keys), places, self.shape.width, dtype=torch.float32)
 
         if site.replayed:  # the rows are whole blocks
-            vectors: Tensor = derived.room((self, layer), room)
+            vectors: Tensor = derived.get_buffer((self, layer), room)
             return self._projected(layer, keys, grid.rows, most=True, indexed=True, out=vectors)
 
         def complete(known: Tensor | None, first: int) -> Tensor:
@@ -122,7 +122,7 @@ class Gate(torch.nn.Module):
                 self._projected(layer, keys[:, begin:], at, most=True, out=known)
             return known
 
-        completed: Tensor = derived.completed((self, layer), length, complete)
+        completed: Tensor = derived.get_updated((self, layer), length, complete)
         return completed[:, : -(-length // block)]
 
     def _projected(
@@ -163,7 +163,7 @@ class Gate(torch.nn.Module):
         write_atomically(path, lambda partial: save_file(tensors, partial, metadata))
 
 
-def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
+def new_gate(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
     """Return an untrained gate for `model`."""
     config = decoder_config(model.config)
     tables = [x for x in config.rope_parameters.values() if isinstance(x, dict)] or [config.rope_parameters]
@@ -229,7 +229,7 @@ def on_gpu(x: Tensor) -> bool:
 
 def pooled(keys: Tensor, size: int) -> Tensor:
     """Return maximum, minimum and mean of every block of keys [H, T, D], as [H, J, 3 D]."""
-    blocks = folded(keys, size)
+    blocks = tokens_to_tiles(keys, size)
     beyond = torch.arange(blocks.shape[1] * size, device=keys.device).view(-1, size, 1) >= keys.shape[1]
     high, low = (blocks.masked_fill(beyond, fill) for fill in (-torch.inf, torch.inf))
     return torch.cat((high.amax(2), low.amin(2), means(keys, size)), -1)

@@ -28,7 +28,7 @@ def check(package: str, spec: str) -> None:
     name, options = registry.check_name(package, spec)
     if name not in registry.shipped(package):
         return  # a user policy, which is imported
-    policy = declared(package, name)
+    policy = fields_only(package, name)
     registry.check_known(package, name, policy, options)
     for field in fields(policy):
         if field.name in options:
@@ -40,9 +40,9 @@ def check(package: str, spec: str) -> None:
             exec(rule, _known(package, name) | {"self": values})
 
 
-def declared(package: str, name: str) -> type:
+def fields_only(package: str, name: str) -> type:
     """Return a dataclass with the fields of a policy, and nothing else of it."""
-    return next(made for made in reversed(_known(package, name).values()) if registry.carries(made, name))
+    return next(made for made in reversed(_known(package, name).values()) if registry.is_policy_of(made, name))
 
 
 @cache

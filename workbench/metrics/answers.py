@@ -133,7 +133,7 @@ def _sampled(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 
 
 @lru_cache(maxsize=8)
-def resampled(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+def resample_counts(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
     """Return how often each of n questions is in each resample: [resamples, n], rows sum to n; cached, so read-only."""
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     counts.flags.writeable = False
@@ -143,7 +143,7 @@ def resampled(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
 def bootstrap_columns(values: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return percentile bootstrap 95% intervals (low [C], high [C]) of the column means of [n, C], resampling rows."""
     n = len(values)
-    low, high = np.quantile(resampled(n, seed=seed) @ values / n, [0.025, 0.975], axis=0)
+    low, high = np.quantile(resample_counts(n, seed=seed) @ values / n, [0.025, 0.975], axis=0)
     return low, high
 
 

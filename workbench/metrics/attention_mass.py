@@ -11,7 +11,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.engine import attention_maps
 from workbench.engine.assembly import Positions, assemble, empty
 from workbench.engine.encoding import encode_many
@@ -47,7 +47,7 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     return torch.minimum(a, b).sum(-1)
 
 
-def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> AttentionMass:
+def measure_masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> AttentionMass:
     """Compute the whole prompt under the mask rule `sees`, and measure its attention."""
     return _measure(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)), sees)
 
@@ -95,11 +95,16 @@ def to_other_blocks(mass: AttentionMass) -> float:
 
 
 def answers_under(
-    loaded: Loaded, view: Reading, rules: Mapping[str, Sees], masses: Mapping[str, AttentionMass], max_new_tokens: int
+    loaded: Loaded,
+    view: PromptView,
+    rules: Mapping[str, Sees],
+    masses: Mapping[str, AttentionMass],
+    max_new_tokens: int,
 ) -> Records:
     """Answer one prompt under each mask rule: records {mask, answer, right (None if no answer is known), kl}.
 
-    `masses` holds `masked` of every rule; kl (nats) is the divergence of its first token from that of the first rule.
+    `masses` holds `measure_masked` of every rule; kl (nats) is the divergence of its first token from that of the
+    first rule.
     """
     model, tokenizer, layout = loaded
     reference = next(iter(masses.values())).logits.log_softmax(-1)

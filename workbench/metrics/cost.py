@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from workbench.core.errors import BadInput, brief
+from workbench.core.errors import BadInput, shorten
 from workbench.core.plan import Pass
 
 
@@ -67,7 +67,7 @@ def shell(config: PretrainedConfig) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, AttributeError) as problem:
         raise BadInput(
-            f"no causal language model can be built from a {type(config).__name__}: {brief(problem)}"
+            f"no causal language model can be built from a {type(config).__name__}: {shorten(problem)}"
         ) from None
     return model
 

@@ -62,7 +62,7 @@ def check_judge(name: str, samples: Sequence[Sample] = ()) -> None:
     """Raise BadInput for an unknown judge, and for samples that it cannot judge; loads no model."""
     if name == LAB:
         for sample in samples:
-            lab_facts.supported(sample)
+            lab_facts.supported_answers(sample)
         return
     check_name(name)
 
@@ -74,9 +74,9 @@ def verdict(sample: Sample, answer: str) -> Verdict:
     passages state it. Otherwise they may state the same of another subject, or contain its words in another place.
     """
     claim = normalise(answer)
-    if claim in map(normalise, lab_facts.supported(sample)):
+    if claim in map(normalise, lab_facts.supported_answers(sample)):
         return "supported"
-    relation = lab_facts.asked(sample.question)
+    relation = lab_facts.relation_asked(sample.question)
     objects = [fact.object for fact in lab_facts.statements(sample.ctxs) if fact.relation == relation]
     if claim in map(normalise, objects):
         return "of another subject"
@@ -130,7 +130,7 @@ class ModelJudge:
             raise BadInput(f"{self.yes!r} and {self.no!r} begin with the same token: the judge cannot tell them apart")
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]:
-        claims = self.claimed([sample.question for sample in samples], answers)
+        claims = self.list_claims([sample.question for sample in samples], answers)
         texts: list[str] = []
         for sample, own in zip(samples, claims, strict=True):
             passages = "\n\n".join(f"{p.title}\n{p.text}".strip() for p in sample.ctxs)
@@ -138,7 +138,7 @@ class ModelJudge:
         verdicts = iter(self._entailed(texts))
         return [[next(verdicts) for _ in own] for own in claims]
 
-    def claimed(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[str]]:
+    def list_claims(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[str]]:
         """List the claims of each answer; if the model lists none, the question and answer are the claim."""
         claims: list[list[str]] = [[] for _ in answers]
         answered = [i for i, answer in enumerate(answers) if answer.strip()]
@@ -168,7 +168,7 @@ class ModelJudge:
     def _prompts(self, texts: Sequence[str]) -> list[Prompt]:
         chat = bool(self.tokenizer.chat_template)
         if chat:
-            texts = [chat_template.render(self.tokenizer, [chat_template.said("user", text)]) for text in texts]
+            texts = [chat_template.render(self.tokenizer, [chat_template.chat_message("user", text)]) for text in texts]
         tokens = [self.tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
         return [Prompt((Block(ids[:-1]), Block(ids[-1:]))) for ids in tokens]
 

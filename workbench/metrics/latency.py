@@ -36,7 +36,7 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
     return Quantiles(float(p5), float(p50), float(p95), len(seconds), float(min(seconds)), float(max(seconds)))
 
 
-def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
+def spread_ends(record: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the ends of the spread of a record {p5, p95, n or runs, least, most}.
 
     They are percentiles from ENOUGH measurements on, below that the range; None if the range was not recorded.
@@ -50,13 +50,13 @@ def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
 def ratio(slow: Mapping[str, Any], fast: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return the ratio of the medians of `slow` and `fast`, records {ms, p5, p95, runs, least, most}, with its ends.
 
-    The ends are the ratios of opposite ends of the two spreads (`spread`, or percentiles if no range was recorded).
+    The ends are the ratios of opposite ends of the two spreads (`spread_ends`, or percentiles without a range).
     """
-    (a, b), (c, d) = (spread(one) or (float(one["p5"]), float(one["p95"])) for one in (slow, fast))
+    (a, b), (c, d) = (spread_ends(one) or (float(one["p5"]), float(one["p95"])) for one in (slow, fast))
     return float(slow["ms"] / fast["ms"]), a / d, b / c
 
 
-def timed(times: Quantiles) -> dict[str, Any]:
+def ttft_record(times: Quantiles) -> dict[str, Any]:
     """Convert times to first token to a record {ms, p5, p95, runs, least, most} in ms, for `ratio`."""
     ends = {
         name: None if (end := getattr(times, name)) is None else end * 1e3 for name in ("p5", "p95", "least", "most")
@@ -65,7 +65,7 @@ def timed(times: Quantiles) -> dict[str, Any]:
 
 
 def spread_words(count: int) -> str:
-    """Return what `spread` is for `count` measurements, in words that follow "median and"."""
+    """Return what `spread_ends` is for `count` measurements, in words that follow "median and"."""
     return "5 to 95%" if count >= ENOUGH else "range"
 
 

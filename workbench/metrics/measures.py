@@ -29,7 +29,7 @@ class Measure:
         """Unit of a difference: " points" for shares, "" for nats."""
         return " points" if self.percent else ""
 
-    def say(self, value: float | None) -> str:
+    def format_value(self, value: float | None) -> str:
         """Format a value: shares in percent, nats with three decimals; a dash if it was not measured."""
         if value is None or value != value:
             return "–"
@@ -41,7 +41,7 @@ class Measure:
 
     def ends(self, low: float, high: float, gap: bool = False) -> str:
         """Format the ends of an interval; `gap`: of a difference."""
-        write = self.say_gap if gap else self.say
+        write = self.say_gap if gap else self.format_value
         return f"{write(low)} to {write(high)}"
 
 

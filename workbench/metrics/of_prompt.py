@@ -50,7 +50,7 @@ def reused(model: Model, prompt: Given, prepare: str = "after_system", question:
 
 
 def _reused(model: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
-    return assemble(model, prompt, preparations.named(prepare)(model, [prompt], MemoryStore(UNLIMITED))[0])
+    return assemble(model, prompt, preparations.from_spec(prepare)(model, [prompt], MemoryStore(UNLIMITED))[0])
 
 
 @checked
@@ -97,7 +97,7 @@ def scores(
 
 def _policy(selector: str | select.Select | Callable[..., Any]) -> select.Select:
     if isinstance(selector, str):
-        return select.named(selector)
+        return select.from_spec(selector)
     return selector if isinstance(selector, select.Select) else own_function.selector(selector)
 
 
@@ -132,9 +132,9 @@ def selected(model: Model, prompt: Given, method: str | sparse.Sparse, question:
     `mass` is the key tile's attention under dense attention, mean over the query tile's tokens. Layers with a sliding
     window narrower than the prompt are left out.
     """
-    policy = sparse.named(method) if isinstance(method, str) else method
+    policy = sparse.from_spec(method) if isinstance(method, str) else method
     lm, joined = model_and_prompt(model, prompt, question)
-    policy, states = policy.ready(lm), dense_states(lm, joined.tokens)
+    policy, states = policy.for_model(lm), dense_states(lm, joined.tokens)
     tables = []
     for layer in states.layers:
         tiles = policy(states.queries[layer], states.keys[layer], torch.arange(len(states), device=lm.device))

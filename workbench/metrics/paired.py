@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.errors import BadInput
-from workbench.metrics.answers import bootstrap, resampled
+from workbench.metrics.answers import bootstrap, resample_counts
 
 Ends = tuple[float, float, float]  # value, low, high
 
@@ -188,7 +188,7 @@ class McNemar:
 
 
 @dataclass(frozen=True)
-class Explained:
+class GapClosed:
     """Share of the gap between reuse and full attention that a method closes, with its bootstrap 95% interval.
 
     If the gap is not positive, `share` and its interval are None, and `note` says why. An end of the interval is None
@@ -223,7 +223,7 @@ def mcnemar(one: Values, other: Values) -> McNemar:
     return McNemar(first, second, float(_sign_test(first, second)))
 
 
-def bits_explained(method: Values, reuse: Values, full: Values | None = None, seed: int = 0) -> Explained:
+def bits_explained(method: Values, reuse: Values, full: Values | None = None, seed: int = 0) -> GapClosed:
     """Return (reuse - method) / (reuse - full) of mean losses (negative log-likelihood), one per question.
 
     0 is plain reuse, 1 full attention; values below and above are possible. Without `full`, its losses are 0, as for KL
@@ -236,13 +236,13 @@ def bits_explained(method: Values, reuse: Values, full: Values | None = None, se
     gap = float(high_end - low_end)
     if gap <= 0:
         note = f"reuse loses nothing to full attention here ({gap:+.4g}): there is no gap to close"
-        return Explained(n, gap, None, None, None, note)
-    means = resampled(n, seed=seed) / n @ table.T
+        return GapClosed(n, gap, None, None, None, note)
+    means = resample_counts(n, seed=seed) / n @ table.T
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = (means[:, 1] - means[:, 0]) / (means[:, 1] - means[:, 2])
     shares = np.where(means[:, 1] > means[:, 2], shares, math.nan)
     low, high = _ends(shares)
-    return Explained(n, gap, float((high_end - ours) / gap), low, high)
+    return GapClosed(n, gap, float((high_end - ours) / gap), low, high)
 
 
 def _ends(shares: np.ndarray) -> tuple[float | None, float | None]:

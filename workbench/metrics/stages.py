@@ -91,9 +91,9 @@ class _Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def many(self, *arguments: Any) -> Any:
+    def score_many(self, *arguments: Any) -> Any:
         with self._watch.stage("choose"):
-            return self._inner.many(*arguments)
+            return self._inner.score_many(*arguments)
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
         with self._watch.stage("choose"):
@@ -104,8 +104,8 @@ class _Timed:
             self._watch.pairs += int(by_tile.sum()) * len(tiles.kept)
         return tiles
 
-    def ready(self, model: PreTrainedModel) -> "_Timed":
-        return _Timed(self._inner.ready(model), self._watch)
+    def for_model(self, model: PreTrainedModel) -> "_Timed":
+        return _Timed(self._inner.for_model(model), self._watch)
 
 
 @contextmanager

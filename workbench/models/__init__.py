@@ -6,7 +6,7 @@ They are imported on first use: `models.pretrained` and other modules without a 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import meant
+from workbench.core.errors import did_you_mean
 
 if TYPE_CHECKING:
     from workbench.models.checkpoints import base_folder, check, weights_of
@@ -37,7 +37,7 @@ _HOME |= dict.fromkeys(("device_of", "folder", "names"), "model_names")
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(f"workbench.models.{_HOME.get(name, 'loading')}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant(name, __dir__())}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}")
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from workbench.core.errors import BadInput, brief, shown
+from workbench.core.errors import BadInput, format_value, shorten
 from workbench.core.utils import annotations
 
 SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
@@ -41,8 +41,12 @@ def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
         raise BadInput(f"{file} cannot be used: {reason(problem)}") from problem
     for name in SIZES:
         value = getattr(decoder, name, None)
-        if value is not None and (not annotations.fits(value, int) or value < 1) and not isinstance(value, list):
-            raise BadInput(f"{file}: {name} is {shown(value)}, a whole number of at least 1 is needed")
+        if (
+            value is not None
+            and (not annotations.fits_annotation(value, int) or value < 1)
+            and not isinstance(value, list)
+        ):
+            raise BadInput(f"{file}: {name} is {format_value(value)}, a whole number of at least 1 is needed")
     for name, value in vars(decoder).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise BadInput(f"{file}: {name} is {value}, a finite number is needed")
@@ -65,9 +69,9 @@ def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) 
                 form = file.get_slice(key).get_dtype()
                 forms.add(form)
                 if (other := file_of.setdefault(key, shard)) != shard:
-                    raise BadInput(f"{path}: {brief(key)} stands in two files, {other.name} and {shard.name}")
+                    raise BadInput(f"{path}: {shorten(key)} stands in two files, {other.name} and {shard.name}")
                 if key.endswith(".weight") and form not in FORMATS and not hasattr(config, "quantization_config"):
-                    raise BadInput(f"{shard} holds {brief(key)} as {form}: allowed are {', '.join(FORMATS)}")
+                    raise BadInput(f"{shard} holds {shorten(key)} as {form}: allowed are {', '.join(FORMATS)}")
                 if not any(re.search(pattern, key) for pattern in ignored):
                     numbers |= {int(number) for number in LAYER.findall(key)}
     settings = getattr(config, "quantization_config", None)
@@ -85,13 +89,13 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise BadInput(
-            f"{path} is not whole: {len(lacking)} weights are missing or of the wrong shape, first {brief(lacking[0])}"
+            f"{path} is incomplete: {len(lacking)} weights are missing or misshapen, first {shorten(lacking[0])}"
         )
     unused = sorted(map(str, report.get("unexpected_keys", ())))
     modules = {name for name, _ in model.named_modules()}
     if counted := [key for key in unused if LAYER.search(key) or key.rpartition(".")[0] in modules]:
         raise BadInput(
-            f"{path} holds {len(counted)} weights that its config.json has no place for, first {brief(counted[0])}: "
+            f"{path} holds {len(counted)} weights that its config.json has no place for, first {shorten(counted[0])}: "
             "the model would compute something else"
         )
     for name, weight in model.named_parameters():
@@ -101,7 +105,7 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
             and not all(map(math.isfinite, torch.stack(weight.detach().aminmax()).tolist()))
         ):
             raise BadInput(f"{path} is damaged: {name} holds infinities or nan")
-    return f"{path}: {len(unused)} weights are left out, first {brief(unused[0])}" if unused else ""
+    return f"{path}: {len(unused)} weights are left out, first {shorten(unused[0])}" if unused else ""
 
 
 def is_blank(model: Any) -> bool:
@@ -121,7 +125,7 @@ def _words(file: Path, declared: Mapping[str, Any]) -> None:
     for name, allowed in (named | dict.fromkeys(("dtype", "torch_dtype"), DTYPES)).items():
         value = declared.get(name)
         if value is not None and not isinstance(value, dict) and value not in allowed:
-            raise BadInput(f"{file}: {name} is {shown(value)}: allowed are {', '.join(allowed)}")
+            raise BadInput(f"{file}: {name} is {format_value(value)}: allowed are {', '.join(allowed)}")
 
 
 def _quantisation(file: Path, declared: Mapping[str, Any]) -> None:
@@ -130,7 +134,9 @@ def _quantisation(file: Path, declared: Mapping[str, Any]) -> None:
     method = _method(settings)
     if not isinstance(method, str) or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         known = ", ".join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
-        raise BadInput(f"{file}: the quantisation {shown(method)} is not known to transformers: allowed are {known}")
+        raise BadInput(
+            f"{file}: the quantisation {format_value(method)} is not known to transformers: allowed are {known}"
+        )
 
 
 def _method(settings: Any) -> Any:
@@ -149,12 +155,14 @@ def _rotary(file: Path, declared: Mapping[str, Any], decoder: Any) -> None:
     for fields in (declared, inner if isinstance(inner, dict) else {}):
         table = fields.get("rope_parameters", fields)
         if "rope_theta" not in fields and not (table is fields or _has_theta(table)):
-            raise BadInput(f"{file}: rope_parameters is {shown(table)}, rope_theta is needed")
+            raise BadInput(f"{file}: rope_parameters is {format_value(table)}, rope_theta is needed")
     for table in [each for each in rope.values() if isinstance(each, dict)] or [rope]:
         for name in ("rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"):
             value = table.get(name)
-            if value is not None and not (annotations.fits(value, float) and 0 < value < math.inf):
-                raise BadInput(f"{file}: {name} of its rotary positions is {shown(value)}, a number above 0 is needed")
+            if value is not None and not (annotations.fits_annotation(value, float) and 0 < value < math.inf):
+                raise BadInput(
+                    f"{file}: {name} of its rotary positions is {format_value(value)}, a number above 0 is needed"
+                )
 
 
 def _has_theta(table: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from workbench.core.errors import BadInput, first_line, shown
+from workbench.core.errors import BadInput, first_line, format_value
 from workbench.core.utils import json_text
 from workbench.core.utils.files import is_file
 from workbench.data import assets
@@ -24,7 +24,7 @@ BASE = "base"  # metadata key of a difference: name of the base model
 SCALE = ".scale"  # name suffix of scales in compact files, [rows, 1] fp32
 
 
-def named(model: str) -> Path:
+def checkpoint_folder(model: str) -> Path:
     """Return the folder of a model by name or path.
 
     Raises BadInput if it has neither config.json nor an adapter, and for an adapter whose base model is missing.
@@ -46,7 +46,7 @@ def check(path: Path) -> None:
     if adapters.is_adapter(path):
         for file in adapters.files_of(path):
             check_weights(file)
-        base = below(path)
+        base = adapted_folder(path)
         check(base)
         adapter_of(path).check_base(weights_of(base))
         return
@@ -66,10 +66,10 @@ def base_folder(path: Path) -> Path:
 
     Raises BadInput for a missing base model, with the command to fetch it.
     """
-    return base_folder(below(path)) if adapters.is_adapter(path) else path
+    return base_folder(adapted_folder(path)) if adapters.is_adapter(path) else path
 
 
-def below(path: Path) -> Path:
+def adapted_folder(path: Path) -> Path:
     """Return the folder that an adapter applies to: a model or, for soft tokens without LoRA, a LoRA adapter.
 
     Raises BadInput if it is missing, and for LoRA over an adapter.
@@ -90,7 +90,7 @@ def below(path: Path) -> Path:
 
 def chain(path: Path) -> list[Path]:
     """Return the folders of a model's adapters in the order of their application; [] if it has none."""
-    return [*chain(below(path)), path] if adapters.is_adapter(path) else []
+    return [*chain(adapted_folder(path)), path] if adapters.is_adapter(path) else []
 
 
 def base_name(model: str) -> str:
@@ -101,7 +101,7 @@ def base_name(model: str) -> str:
 
 def weights_of(path: Path) -> list[Path]:
     """Return the safetensors files of a model; for an adapter, those of its base model first."""
-    return [*weights_of(below(path)), *adapters.files_of(path)] if adapters.is_adapter(path) else shards(path)
+    return [*weights_of(adapted_folder(path)), *adapters.files_of(path)] if adapters.is_adapter(path) else shards(path)
 
 
 def adapter_of(path: Path) -> Adapter:
@@ -126,7 +126,9 @@ def shards(path: Path) -> list[Path]:
         raise BadInput(f"{path / INDEX} has no weight_map")
     for name in index.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise BadInput(f"{path / INDEX} names {shown(name)}: files of the folder are needed, name.safetensors")
+            raise BadInput(
+                f"{path / INDEX} names {format_value(name)}: files of the folder are needed, name.safetensors"
+            )
     return [path / name for name in sorted(set(index.values()))]
 
 
@@ -145,4 +147,4 @@ def check_weights(shard: Path) -> None:
 
 def read_json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:
     """Return the object in a JSON file. Raises BadInput, naming the file."""
-    return dict(json_text.read(path, hint=hint))
+    return dict(json_text.read_json(path, hint=hint))

@@ -35,7 +35,7 @@ def ask(model: Module) -> None:
 
 
 @contextmanager
-def within(model: Module) -> Iterator[None]:
+def float8_enabled(model: Module) -> Iterator[None]:
     """Enable float8 products within the `with` block."""
     ask(model)
     try:
@@ -44,11 +44,11 @@ def within(model: Module) -> Iterator[None]:
         _ASKED.discard(model)
 
 
-def asked(model: Module) -> bool:
+def is_float8(model: Module) -> bool:
     """Return whether float8 products are enabled for this model object; copies do not inherit it."""
     return model in _ASKED
 
 
 def dtype_name(model: Module) -> str:
     """Return the name of a model's dtype, as `--dtype` accepts it."""
-    return NAME if asked(model) else str(next(model.parameters()).dtype).removeprefix("torch.")
+    return NAME if is_float8(model) else str(next(model.parameters()).dtype).removeprefix("torch.")

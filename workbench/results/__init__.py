@@ -9,23 +9,23 @@
 """
 
 from workbench.data.assets import SHIPPED
-from workbench.results.reader import HERE, Missing, Results, expanded, read
+from workbench.results.reader import HERE, Missing, Results, expand_settings, read
 from workbench.results.schema import EXPERIMENTS, MEASURES, METHOD, Answer, Count, Origin, Timing
 from workbench.results.summary import (
-    beside,
     figure_data,
     latex,
-    mainly,
     means,
+    most_frequent,
     over_draws,
     over_seeds,
-    paired,
-    ranked,
+    paired_differences,
+    rank_measures,
     records,
     scores,
     speedups,
-    usual,
-    varied,
+    usual_values,
+    vary_one,
+    with_trial_measure,
 )
 from workbench.results.writer import Writer, merge, this_run
 
@@ -42,24 +42,24 @@ __all__ = [
     "Results",
     "Timing",
     "Writer",
-    "beside",
-    "expanded",
+    "expand_settings",
     "figure_data",
     "latex",
-    "mainly",
     "means",
     "merge",
+    "most_frequent",
     "over_draws",
     "over_seeds",
-    "paired",
-    "ranked",
+    "paired_differences",
+    "rank_measures",
     "read",
     "records",
     "scores",
     "speedups",
     "this_run",
-    "usual",
-    "varied",
+    "usual_values",
+    "vary_one",
+    "with_trial_measure",
 ]
 
 

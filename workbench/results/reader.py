@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from workbench.core.errors import BadInput, brief, not_allowed, shown
+from workbench.core.errors import BadInput, format_value, not_allowed, shorten
 from workbench.data.assets import SHIPPED, results_path
 from workbench.results import schema
 
@@ -132,7 +132,7 @@ def read(places: str | Path | Sequence[str | Path] = SHIPPED) -> Results:
     """
     requested = [places] if isinstance(places, str | Path) else list(places)
     if not requested:
-        raise BadInput(f"results is {shown(places)}: at least one place is needed, as {SHIPPED!r} or a folder")
+        raise BadInput(f"results is {format_value(places)}: at least one place is needed, as {SHIPPED!r} or a folder")
     folders: dict[str, list[Path]] = {}
     for place in requested:
         name, path = str(place).partition("=")[0], results_path(place)
@@ -142,7 +142,7 @@ def read(places: str | Path | Sequence[str | Path] = SHIPPED) -> Results:
     return Results(folders)
 
 
-def expanded(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
+def expand_settings(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
     """Return rows with a column for each key of `setting`, and for each of the keys `needed`."""
     known = {text: json.loads(text) if text else {} for text in rows.setting.unique()}
     keys = list(dict.fromkeys([*needed, *(key for values in known.values() for key in values)]))
@@ -155,7 +155,7 @@ def _folders(path: Path) -> Iterator[Path]:
     """Yield the folders of results under `path`, after checking each."""
     marks = [path / MARK] if (path / MARK).is_file() else sorted(path.glob(f"**/{MARK}"))
     if not marks:
-        raise BadInput(f"{brief(path)} holds no results of this workbench: it contains no {MARK}")
+        raise BadInput(f"{shorten(path)} holds no results of this workbench: it contains no {MARK}")
     for mark in marks:
         _check(mark)
         yield mark.parent
@@ -166,9 +166,9 @@ def _check(mark: Path) -> None:
         about = json.loads(mark.read_text(encoding="utf-8"))
         version = about["version"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise BadInput(f"{brief(mark)} does not state the version of the results: it is not whole") from None
+        raise BadInput(f"{shorten(mark)} does not state the version of the results: it is not whole") from None
     if version != schema.VERSION:
-        raise BadInput(f"{brief(mark.parent)} holds results of version {version}: version {schema.VERSION} is read")
+        raise BadInput(f"{shorten(mark.parent)} holds results of version {version}: version {schema.VERSION} is read")
 
 
 def _check_experiments(names: Sequence[str]) -> None:
@@ -187,7 +187,9 @@ def _part(path: Path, table: str) -> pd.DataFrame:
 def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
     rows, known = table_of(path), schema.columns(table)
     _check_columns(path, table, rows)
-    return schema.typed(table, rows.assign(**{name: "" for name in known if known[name] is str and name not in rows}))
+    return schema.with_types(
+        table, rows.assign(**{name: "" for name in known if known[name] is str and name not in rows})
+    )
 
 
 @lru_cache(maxsize=256)
@@ -202,7 +204,7 @@ def _columns_of(path: Path, changed: int, table: str, kinds: pa.Schema) -> pa.Ta
 
 def _check_columns(path: Path, table: str, names: Iterable[str]) -> None:
     if odd := sorted(set(names) - set(schema.columns(table))):
-        raise BadInput(f"{brief(path)} has a column {odd[0]!r} that table {table} does not have")
+        raise BadInput(f"{shorten(path)} has a column {odd[0]!r} that table {table} does not have")
 
 
 def _read(path: Path, names: Sequence[str] = ()) -> pa.Table:
@@ -215,7 +217,7 @@ def _read(path: Path, names: Sequence[str] = ()) -> pa.Table:
         with pq.ParquetFile(path, read_dictionary=present if names else []) as file:
             return file.read(present, use_threads=False)  # threads are slower for files this small
     except (OSError, pa.ArrowException) as problem:
-        raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
+        raise BadInput(f"{shorten(path)} cannot be read: {shorten(problem)}") from None
 
 
 def table_of(path: Path) -> pd.DataFrame:
@@ -236,5 +238,5 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
             rows.append(dict(json.loads(line)))
         except (ValueError, TypeError) as problem:
             if number < len(lines) or line.endswith("\n"):
-                raise BadInput(f"{brief(path)}, line {number}, is no row of results: {brief(problem)}") from None
+                raise BadInput(f"{shorten(path)}, line {number}, is no row of results: {shorten(problem)}") from None
     return rows

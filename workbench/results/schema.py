@@ -13,8 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
-from workbench.core.errors import BadInput, not_allowed, shown
-from workbench.core.utils.annotations import fits, words
+from workbench.core.errors import BadInput, format_value, not_allowed
+from workbench.core.utils.annotations import fits_annotation, words
 
 VERSION = 1  # of the schema: incremented when a column changes its meaning or is removed
 
@@ -175,7 +175,7 @@ def row(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
     complete = {name: packed.get(name, default) for name, default in _defaults(table).items()}
     for name, value in complete.items():
         if (name in packed or value is MISSING) and not _fits(value, known[name]):
-            raise BadInput(f"column {name} of table {table} is {shown(value)}: it must be {words(known[name])}")
+            raise BadInput(f"column {name} of table {table} is {format_value(value)}: it must be {words(known[name])}")
     return complete
 
 
@@ -186,10 +186,10 @@ def rows(table: str, many: Iterable[Mapping[str, Any]], **origin: Any) -> list[d
 
 def frame(table: str, complete: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return complete rows as a DataFrame with all columns of `table`; numbers are floats, missing ones nan."""
-    return typed(table, pd.DataFrame(list(complete), columns=list(columns(table))))
+    return with_types(table, pd.DataFrame(list(complete), columns=list(columns(table))))
 
 
-def typed(table: str, frame: pd.DataFrame, names: Iterable[str] = ()) -> pd.DataFrame:
+def with_types(table: str, frame: pd.DataFrame, names: Iterable[str] = ()) -> pd.DataFrame:
     """Return a frame with the columns of `table` in order, or with `names` only; numbers become floats."""
     known = columns(table)
     ordered = frame.reindex(columns=list(names or known))
@@ -213,4 +213,4 @@ def _plain(value: Any) -> Any:
 def _fits(value: Any, annotation: Any) -> bool:
     if isinstance(annotation, types.UnionType) and int in get_args(annotation) and isinstance(value, float):
         return value.is_integer()  # pandas stores whole numbers with gaps as floats
-    return fits(value, annotation) or (annotation == int | None and isinstance(value, int))
+    return fits_annotation(value, annotation) or (annotation == int | None and isinstance(value, int))

@@ -36,7 +36,7 @@ def means(answers: pd.DataFrame, measures: Sequence[str], by: Sequence[str]) -> 
     return pd.DataFrame(rows, columns=[*by, "measure", *INTERVAL])
 
 
-def paired(
+def paired_differences(
     answers: pd.DataFrame,
     baseline: Callable[[pd.DataFrame], Any],
     measure: str,
@@ -51,7 +51,7 @@ def paired(
     """
     if within:
         groups = [group for _, group in answers.groupby(list(within), sort=False) if baseline(group).any()]
-        tables = [paired(group, baseline, measure, by) for group in groups]
+        tables = [paired_differences(group, baseline, measure, by) for group in groups]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*by, *INTERVAL])
     base = answers[baseline(answers)].set_index("question")[measure].dropna()
     if base.empty or base.index.duplicated().any():
@@ -78,16 +78,16 @@ def over_draws(counts: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*by, *INTERVAL])
 
 
-def usual(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+def usual_values(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     """Return the most frequent value of each column."""
     return rows[list(columns)].mode().iloc[0]
 
 
-def varied(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows that differ from `usual` in at most one of `columns`; a new column `varied` names it."""
+def vary_one(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the rows that differ from `usual_values` in at most one of `columns`; a new column `varied` names it."""
     if rows.empty:
         return rows.assign(varied="")
-    common = usual(rows, columns)
+    common = usual_values(rows, columns)
     differs = rows[list(columns)].ne(common)
     few = differs[differs.sum(axis=1) < 2]
     names = [next((f"{name} {rows.at[at, name]}" for name in columns if few.at[at, name]), "usual") for at in few.index]
@@ -144,7 +144,7 @@ def fastest(rows: pd.DataFrame) -> pd.Series | None:
     return rows.loc[rows.ms.idxmin()] if len(rows) else None
 
 
-def mainly(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+def most_frequent(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """Return, for each source, the rows with the most frequent value of each column, weighted by observations.
 
     A figure that shows one model, data set or ratio then shows the one that was measured most. Rows without a value (a
@@ -158,13 +158,13 @@ def mainly(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return rows
 
 
-def ranked(rows: pd.DataFrame, by: str, measure: str) -> pd.DataFrame:
+def rank_measures(rows: pd.DataFrame, by: str, measure: str) -> pd.DataFrame:
     """Return rows of several measures, grouped by `by`, in order of one measure."""
     order = rows[rows.measure == measure].groupby(by).value.min()
     return rows.assign(rank=rows[by].map(order)).sort_values("rank", kind="stable").drop(columns="rank")
 
 
-def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
+def with_trial_measure(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Add a column with the same trial's `measure` over all questions; rows without one are dropped."""
     keys = [name for name in OF_TRIAL if name in counts]
     own = counts[(counts.measure == measure) & counts.kind.isin(["", "all"])]

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.files import check_folder, write_atomically, write_text
 from workbench.results import schema
 from workbench.results.reader import MARK, Results, lines_of, table_of
@@ -34,7 +34,7 @@ class Writer:
 
     folder   results folder, created if it does not exist
     part     name of the files, one for each measurement: writing a part again replaces its earlier rows
-    resume   keep the earlier rows instead; `there` returns them
+    resume   keep the earlier rows instead; `rows_written` returns them
 
     Raises BadInput, before anything is written, for a folder that cannot hold results.
     """
@@ -43,7 +43,7 @@ class Writer:
         self.folder, self.part = Path(folder), part
         self.origin = {"experiment": part.partition("@")[0], **origin}
         if not part or "/" in part or part.startswith("."):
-            raise BadInput(f"part is {shown(part)}: a file name is needed")
+            raise BadInput(f"part is {format_value(part)}: a file name is needed")
         prepare(self.folder)
         if not resume:
             for table in schema.TABLES:
@@ -75,7 +75,7 @@ class Writer:
             file.writelines(json.dumps({k: v for k, v in row.items() if v not in (None, "")}) + "\n" for row in added)
         self._written.add(table)
 
-    def there(self, table: str) -> list[dict[str, Any]]:
+    def rows_written(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of this part that are already written, including those of earlier processes."""
         packed, loose = self._path(table, "parquet"), self._path(table, "jsonl")
         earlier = table_of(packed).to_dict("records") if packed.is_file() and self._resume else []
@@ -86,7 +86,7 @@ class Writer:
         for table in schema.TABLES:
             loose = self._path(table, "jsonl")
             if loose.is_file():
-                pack(self._path(table, "parquet"), table, self.there(table))
+                pack(self._path(table, "parquet"), table, self.rows_written(table))
                 loose.unlink()
             elif not self._resume:
                 self._path(table, "parquet").unlink(missing_ok=True)

@@ -6,7 +6,7 @@ Names are imported on first use: `store.events` and other code without tensors m
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import meant
+from workbench.core.errors import did_you_mean
 
 if TYPE_CHECKING:
     from workbench.store.fetching import Store, collect, fetch
@@ -41,7 +41,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"workbench.store.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant(name, __dir__())}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}")
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.kv import KV
 from workbench.core.utils import annotations
 from workbench.core.utils.stages import stage
@@ -29,7 +29,9 @@ class Store(Protocol):
 def checked(store: Any) -> Store:
     """Return `store`. Raises BadInput for an object without `get` and `put`, and for a class in place of a store."""
     if isinstance(store, type) or not isinstance(store, Store):
-        raise BadInput(f"store is {shown(store)}: a store is needed, as MemoryStore(2**30) or FolderStore(a folder)")
+        raise BadInput(
+            f"store is {format_value(store)}: a store is needed, as MemoryStore(2**30) or FolderStore(a folder)"
+        )
     return store
 
 

@@ -21,9 +21,9 @@ from workbench.core.utils import annotations
 from workbench.core.utils.files import remove_leftovers, write_atomically, writing
 from workbench.store.files import block_file, manifest, quarantine
 from workbench.store.files.block_file import POPULATES, SUFFIX, Contents, Unusable
-from workbench.store.files.file_header import NAME, Opened, quietly
+from workbench.store.files.file_header import NAME, Opened, open_without_atime
 from workbench.store.files.packed import packed_block
-from workbench.store.files.quarantine import Absent
+from workbench.store.files.quarantine import UnavailableBlocks
 from workbench.store.keys import Key
 from workbench.store.misses import Miss
 from workbench.store.stats import Stats
@@ -33,7 +33,7 @@ NOTED = 60  # minimum seconds between two updates of a file's access time
 FILES = 1 << 12  # maximum number of files whose last update is remembered
 
 
-class FolderStore(quarantine.Repairing):
+class FolderStore(quarantine.RepairingStore):
     """A store on disk; the KV that it returns is read-only and in CPU memory.
 
     kind      the properties that all blocks share: any JSON object, such as {"model": fingerprint, "preparation":
@@ -64,7 +64,7 @@ class FolderStore(quarantine.Repairing):
         self.folder, self.durable = Path(folder), durable
         self.mapped, self.pinned = mapped, pinned
         self.kind = manifest.opened(self.folder, kind, new, durable)
-        self._absent = Absent(self.folder)
+        self._absent = UnavailableBlocks(self.folder)
         self._files: dict[str, Path] = {}
         self._contents: dict[Path, Contents] = {}
         self._noted: dict[Path, float] = {}
@@ -81,7 +81,7 @@ class FolderStore(quarantine.Repairing):
         kv = None if path is None else self._read(path, key)
         self._counts["hits" if kv is not None else "misses"] += 1
         if kv is None:
-            self._reasons[self.why(key).reason] += 1
+            self._reasons[self.miss_reason(key).reason] += 1
         return kv
 
     @annotations.checked
@@ -129,9 +129,9 @@ class FolderStore(quarantine.Repairing):
         known = self._contents.get(self._files.get(key, Path()))
         return sum(place.size for place in known.extent(key).places) if known else 0
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why `get(key)` misses."""
-        return self._absent.why(key)
+        return self._absent.miss_reason(key)
 
     @property
     def set_aside(self) -> Mapping[Path, Unusable]:
@@ -172,7 +172,7 @@ class FolderStore(quarantine.Repairing):
 
     def _read(self, path: Path, key: str) -> KV | None:
         try:
-            with quietly(path) as opened:
+            with open_without_atime(path) as opened:
                 known, state = self._contents[path], block_file.state_of(opened)
                 if known.state != state:  # replaced by a different process
                     known = self._contents[path] = block_file.contents(opened)
@@ -218,7 +218,7 @@ class FolderStore(quarantine.Repairing):
 
     def _register(self, path: Path) -> None:
         try:
-            with quietly(path) as opened:
+            with open_without_atime(path) as opened:
                 known = block_file.contents(opened)
         except FileNotFoundError:
             return
@@ -229,7 +229,7 @@ class FolderStore(quarantine.Repairing):
         self._contents[path] = known
         for key in known.blocks():
             self._files[key] = path
-            self._absent.came(key)
+            self._absent.mark_available(key)
 
     def _set_aside(self, path: Path, problem: Unusable) -> None:
         self._absent.files[path] = problem
@@ -243,4 +243,4 @@ class FolderStore(quarantine.Repairing):
 
     def _forget(self, key: str, gone: str = "") -> None:
         self._files.pop(key, None)
-        self._absent.went(key, gone)
+        self._absent.mark_unavailable(key, gone)

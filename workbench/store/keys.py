@@ -120,7 +120,7 @@ def fingerprint(model: "PreTrainedModel") -> str:
     return known[3]
 
 
-def once(
+def compute_missing(
     cache: dict[tuple[str, str], T],
     model: "PreTrainedModel",
     blocks: Sequence[Block],
@@ -150,7 +150,7 @@ def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
     """
     waiting: list[torch.nn.Module | None] = [module]
     weights: list[Any] = []
-    others: list[Any] = [float8.asked(module)]
+    others: list[Any] = [float8.is_float8(module)]
     if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
         raise BadInput("all modules have a forward hook, which store keys do not cover: remove it first")
     for each in waiting:  # grows during the loop
@@ -192,7 +192,7 @@ def _digest(model: "PreTrainedModel") -> str:
 
 def _describe_others(model: "PreTrainedModel") -> str:
     """Describe non-persistent buffers and scalars, without RoPE tables that a model rescales for long prompts."""
-    lines = [float8.NAME] if float8.asked(model) else []
+    lines = [float8.NAME] if float8.is_float8(model) else []
     for name, module in model.named_modules():
         grows = any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING)
         for buffer in sorted(module._non_persistent_buffers_set):

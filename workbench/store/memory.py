@@ -8,8 +8,8 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.utils import annotations, html_views
 from workbench.store.fetching import Store
-from workbench.store.files.block_file import owned
-from workbench.store.misses import Index, Miss, Reason, likeliest, why
+from workbench.store.files.block_file import unmapped_copy
+from workbench.store.misses import Index, Miss, Reason, miss_reason, most_informative
 from workbench.store.stats import Stats
 
 __all__ = ["UNLIMITED", "MemoryStore", "Stats"]
@@ -79,7 +79,7 @@ class MemoryStore:
                 self._forget(key, "too large")
                 self._repair(key, kv)
             return
-        kept = owned(kv)
+        kept = unmapped_copy(kv)
         with self._lock:
             self._forget(key)
             self._entries[key], self._versions[key] = kept, _versions(kept)
@@ -91,18 +91,18 @@ class MemoryStore:
                 self._evictions += 1
             self._repair(key, kept)
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why `get(key)` misses, here and in the store behind."""
         with self._lock:
             misses = [self._index.miss(key)]
             if reason := self._dropped.get(key):
                 misses.append(Miss(key, reason, f"the budget is {self.budget_bytes / 1e6:,.1f} MB"))
             if self.behind is not None:
-                misses.append(why(self.behind, key))
-        return likeliest(*misses)
+                misses.append(miss_reason(self.behind, key))
+        return most_informative(*misses)
 
     def _miss(self, key: str) -> None:
-        miss = self.why(key)
+        miss = self.miss_reason(key)
         self._misses += 1
         self._reasons[miss.reason] += 1
         self.recent.append(miss)

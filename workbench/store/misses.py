@@ -92,12 +92,12 @@ def identity_of(key: str) -> Identity | None:
     return key.identity if isinstance(key, Key) else None
 
 
-def why(store: Any, key: str) -> Miss:
+def miss_reason(store: Any, key: str) -> Miss:
     """Return why `store` misses `key`; `never seen` for a store without a method `why`."""
-    return store.why(key) if hasattr(store, "why") else Miss(key, "never seen")
+    return store.miss_reason(key) if hasattr(store, "miss_reason") else Miss(key, "never seen")
 
 
-def likeliest(*misses: Miss) -> Miss:
+def most_informative(*misses: Miss) -> Miss:
     """Return the most informative of several misses, by the order of `REASONS`; `never seen` is last."""
     return min(misses, key=lambda miss: REASONS.index(miss.reason))
 

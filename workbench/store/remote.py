@@ -53,14 +53,14 @@ class RemoteCalls:
         self.url, self.deadline, self.pause = url, deadline, pause
         self._paused_until = 0.0
 
-    def needed(self, what: str, call: Callable[[], T]) -> T:
+    def call_required(self, what: str, call: Callable[[], T]) -> T:
         """Return the result of a call that must succeed. Raises BadInput if it fails, and FileNotFoundError."""
         try:
-            return self.within(what, call)
+            return self.call_within(what, call)
         except Unreachable as problem:
             raise BadInput(f"{self.url} cannot be reached: {problem}") from None
 
-    def within(self, what: str, call: Callable[[], T], seconds: float | None = None) -> T:
+    def call_within(self, what: str, call: Callable[[], T], seconds: float | None = None) -> T:
         """Return the result of a call within `seconds` (None: the deadline).
 
         Raises Unreachable if it fails or times out, and FileNotFoundError.
@@ -122,7 +122,7 @@ def file_system(url: str) -> tuple[Any, str]:
     return fs, str(root).rstrip("/")
 
 
-class RemoteStore(quarantine.Repairing):
+class RemoteStore(quarantine.RepairingStore):
     """A store at a URL; the KV that it returns is read-only and in CPU memory.
 
     `kind` and `new` are those of `FolderStore`; `deadline` and `pause` are in seconds. Raises BadInput for an unknown
@@ -149,7 +149,7 @@ class RemoteStore(quarantine.Repairing):
         """Return the KV under `key`, fetched and verified, or None."""
         begin, missed = time.monotonic(), None
         try:
-            kv = self.read(key)
+            kv = self.fetch_block(key)
         except FileNotFoundError:
             missed = Miss(key, "never seen")
         except Unusable as problem:
@@ -190,20 +190,20 @@ class RemoteStore(quarantine.Repairing):
         """Delete the notes of `write` that list any of these blocks; their blocks are then written again."""
         for path, named in self.notes():
             if any(key in keys for key in named):
-                self._calls.needed("delete a note", partial(self.fs.rm_file, path))
+                self._calls.call_required("delete a note", partial(self.fs.rm_file, path))
 
     def notes(self) -> Iterator[tuple[str, list[str]]]:
         """Yield (path, keys) of every note of `write`."""
         pattern = f"{self.root}/*{WRITTEN}"
-        for path in self._calls.needed("list its notes", lambda: list(self.fs.glob(pattern))):
-            text = self._calls.needed("give a note", partial(content, self.fs, path))
+        for path in self._calls.call_required("list its notes", lambda: list(self.fs.glob(pattern))):
+            text = self._calls.call_required("give a note", partial(content, self.fs, path))
             yield path, text.decode(errors="replace").split()
 
     def has_file(self, name: str) -> bool:
         """Return whether `write(name, …)` has finished."""
-        return self._calls.needed("look for a name", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
+        return self._calls.call_required("look for a name", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why the last `get(key)` missed."""
         return self._why.get(key) or Miss(key, "never seen")
 
@@ -215,37 +215,37 @@ class RemoteStore(quarantine.Repairing):
     @property
     def bytes(self) -> int:
         """Total size of its blocks in bytes."""
-        return sum(self.listed().values())
+        return sum(self.block_sizes().values())
 
-    def listed(self) -> dict[str, int]:
+    def block_sizes(self) -> dict[str, int]:
         """Return {key: bytes} of all blocks."""
 
         def sizes() -> dict[str, int]:
             found = self.fs.ls(self.root, detail=True, refresh=True)
             return {str(each["name"]).rstrip("/").rpartition("/")[2]: int(each.get("size") or 0) for each in found}
 
-        names = self._calls.needed("list its blocks", sizes)
+        names = self._calls.call_required("list its blocks", sizes)
         return {name.removesuffix(SUFFIX): size for name, size in sorted(names.items()) if name.endswith(SUFFIX)}
 
     def __len__(self) -> int:
-        return len(self.listed())
+        return len(self.block_sizes())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.listed())
+        return iter(self.block_sizes())
 
     def __contains__(self, key: str) -> bool:
         try:
-            return bool(self._calls.within("look", lambda: self.fs.exists(self._path(key))))
+            return bool(self._calls.call_within("look", lambda: self.fs.exists(self._path(key))))
         except Unreachable:
             return False
 
     def remove(self, key: str, why: str = "it was removed") -> None:
         """Delete a block; unknown keys are ignored."""
         if key in self:
-            self._calls.needed("delete a block", lambda: self.fs.rm_file(self._path(key)))
+            self._calls.call_required("delete a block", lambda: self.fs.rm_file(self._path(key)))
             self._why[str(key)] = Miss(key, "evicted", why)
 
-    def read(self, key: str) -> KV:
+    def fetch_block(self, key: str) -> KV:
         """Fetch and verify a block. Raises FileNotFoundError, Unusable and Unreachable."""
         if not NAME.fullmatch(key):
             raise FileNotFoundError(key)
@@ -257,7 +257,7 @@ class RemoteStore(quarantine.Repairing):
 
     def _header(self, key: str) -> tuple[io.BytesIO, block_file.Contents]:
         path = self._path(key)
-        data = self._calls.within("give a block", lambda: content(self.fs, path))
+        data = self._calls.call_within("give a block", lambda: content(self.fs, path))
         opened = io.BytesIO(data)
         return opened, block_file.contents(opened, (0, 0, len(data)))
 
@@ -269,11 +269,11 @@ class RemoteStore(quarantine.Repairing):
     def _open(self, kind: Mapping[str, Any] | None, new: bool) -> dict[str, Any]:
         path = f"{self.root}/{manifest.MANIFEST}"
         try:
-            stored = manifest.parsed(self._calls.needed("give its manifest", lambda: content(self.fs, path)))
+            stored = manifest.parsed(self._calls.call_required("give its manifest", lambda: content(self.fs, path)))
         except manifest.Damaged as problem:
             if kind is None:
                 raise BadInput(f"{self.url}/{manifest.MANIFEST} is corrupt: {problem}") from None
-            for key in islice(self.listed(), SAMPLED):
+            for key in islice(self.block_sizes(), SAMPLED):
                 with suppress(Unusable, FileNotFoundError):
                     manifest.check_identities(self.url, self._header(key)[1], kind, problem)
             stored = self._create(path, kind)
@@ -281,7 +281,7 @@ class RemoteStore(quarantine.Repairing):
             if not new:
                 raise BadInput(f"{self.url} is no store of cached blocks: it has no {manifest.MANIFEST}") from None
             stored = self._create(path, kind or {})
-        return manifest.agreed(self.url, stored, kind)
+        return manifest.check_kind(self.url, stored, kind)
 
     def _create(self, path: str, kind: Mapping[str, Any]) -> dict[str, Any]:
         data = manifest.text(kind).encode()
@@ -294,6 +294,6 @@ class RemoteStore(quarantine.Repairing):
             self.fs.pipe_file(path, data)
 
         try:
-            self._calls.within("take a block", written, WRITING)
+            self._calls.call_within("take a block", written, WRITING)
         except (Unreachable, FileNotFoundError) as problem:
             raise BadInput(f"{self.url} cannot be written: {problem}") from None

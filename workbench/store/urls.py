@@ -29,7 +29,7 @@ def preparation_of(place: Where) -> str | None:
     return opened(place).kind.get("preparation") if is_begun(place) else None
 
 
-def within(place: Where, name: str) -> Where:
+def join_place(place: Where, name: str) -> Where:
     """Join a place and a relative name."""
     return f"{str(place).rstrip('/')}/{name}" if is_url(place) else Path(place) / name
 

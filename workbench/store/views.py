@@ -7,13 +7,13 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
-from workbench.store.misses import Miss, likeliest, why
+from workbench.store.misses import Miss, miss_reason, most_informative
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
 
 
-class _Front:
+class _StoreWrapper:
     """Base of wrappers: forwards every call to `store`."""
 
     def __init__(self, store: Any):
@@ -28,12 +28,12 @@ class _Front:
         """Store `kv` under `key`."""
         self.store.put(key, kv)
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why `get(key)` misses."""
-        return why(self.store, key)
+        return miss_reason(self.store, key)
 
 
-class ReadOnlyStore(_Front):
+class ReadOnlyStore(_StoreWrapper):
     """Read-only view of `store`: every request has the same hits and misses.
 
     Only blocks under `keys` are visible; None: all blocks.
@@ -49,12 +49,12 @@ class ReadOnlyStore(_Front):
     def put(self, key: str, kv: KV) -> None:
         """Do nothing."""
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why `get(key)` misses; `never seen` for a hidden key."""
-        return super().why(key) if self.keys is None or key in self.keys else Miss(key, "never seen")
+        return super().miss_reason(key) if self.keys is None or key in self.keys else Miss(key, "never seen")
 
 
-class RecordingStore(_Front):
+class RecordingStore(_StoreWrapper):
     """Forwards all calls to `store`, and records the keys of new blocks in `stored`."""
 
     def __init__(self, store: Store):
@@ -66,7 +66,7 @@ class RecordingStore(_Front):
         super().put(key, kv)
 
 
-class KeepingStore(_Front):
+class KeepingStore(_StoreWrapper):
     """Write-through wrapper of `store`, for use as `behind` of a `MemoryStore`: new blocks are stored here as well.
 
     A failed write is a warning, not an error: the next request computes the block again.
@@ -112,6 +112,6 @@ class StagingStore:
     def put(self, key: str, kv: KV) -> None:
         self.staged[key] = kv
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why `get(key)` misses in all stores."""
-        return likeliest(Miss(key, "never seen"), *(why(store, key) for store in self.stores))
+        return most_informative(Miss(key, "never seen"), *(miss_reason(store, key) for store in self.stores))

@@ -46,7 +46,7 @@ def settings(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in record.items())
 
 
-def bounded(score: Mapping[str, Any], name: str) -> str:
+def format_score(score: Mapping[str, Any], name: str) -> str:
     """Format a score with its 95% interval, as a table cell."""
     return f"{score[name]:.3f} [{score[f'{name}_low']:.3f}, {score[f'{name}_high']:.3f}]"
 

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from workbench.core.utils.files import replace_folder
-from workbench.core.utils.stages import heard, stage
+from workbench.core.utils.stages import stage, stages_reported_to
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.run_folder import RECORD, saved_record, state_folder
 from workbench.training.tuning.config import TuneConfig
@@ -126,7 +126,7 @@ def set_apart(model: torch.nn.Module) -> None:
             weight.data = weight.data.clone()
 
 
-class Drawn(Dataset[Any]):
+class DrawnBatches(Dataset[Any]):
     """Dataset of batches that are a pure function of their index, so that any process can draw them."""
 
     def __init__(self, draw: Callable[[Any], Any]):
@@ -136,7 +136,7 @@ class Drawn(Dataset[Any]):
         return self.draw(index)
 
 
-def deaf(worker: int) -> None:
+def ignore_signals(worker: int) -> None:
     """Ignore signals in a data worker; the training process ends its workers after saving."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -253,7 +253,7 @@ def phase(say: Callable[[str], None], name: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def watched(
+def show_curve(
     main: bool,
     line_every: int,
     postfix: Callable[[dict[str, Any]], dict[str, Any]],
@@ -284,7 +284,10 @@ def watched(
             known = f", {left:.0f} s left" if math.isfinite(left) else ""
             print(f"step {steps[-1]:,}, after {spent:.0f} s{known}", file=sys.stderr, flush=True)
 
-    with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar, heard(on_stage):
+    with (
+        tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar,
+        stages_reported_to(on_stage),
+    ):
 
         def show(row: dict[str, Any]) -> None:
             nonlocal last

@@ -31,7 +31,7 @@ def distill(
     device = spec_for(model, prompts).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
-        gate = seer_gate.new(model, config.block, config.width)
+        gate = seer_gate.new_gate(model, config.block, config.width)
     optimizer = torch.optim.AdamW(gate.parameters(), lr=config.lr, weight_decay=0.0)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
     rng, losses = Random(config.seed), []

@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import json_text
-from workbench.core.utils.files import check_folder, earlier
+from workbench.core.utils.files import check_folder, old_folder_path
 from workbench.core.utils.stages import NOTHING
 
 RECORD = "progress.json"
@@ -16,7 +16,7 @@ BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # w
 def saved_record(out: Path) -> dict[str, Any] | None:
     """Return the record of the state in `out`; None without a state."""
     state = state_folder(out)
-    return json_text.read(state / RECORD) if state else None
+    return json_text.read_json(state / RECORD) if state else None
 
 
 def check_run_folder(out: Path) -> None:
@@ -43,11 +43,11 @@ def check_same(out: Path, settings: dict[str, Any]) -> None:
 
 def state_folder(out: Path) -> Path | None:
     """Return the folder of the last complete state (earlier versions kept one as `state.old`); None without one."""
-    places = (out / "state", earlier(out / "state"), out / "state.old")
+    places = (out / "state", old_folder_path(out / "state"), out / "state.old")
     return next((path for path in places if (path / RECORD).is_file()), None)
 
 
-def kept(out: Path) -> str:
+def saved_state_message(out: Path) -> str:
     """Return a message on the state that a stopped training has saved (`core.utils.stages.keeps`)."""
     saved = saved_record(out)
     return f"step {saved['progress']['step']:,} is kept in {out}: run again to go on" if saved else NOTHING

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from workbench.app.console.text import plain, progress
-from workbench.core.errors import BadInput, meant
+from workbench.core.errors import BadInput, did_you_mean
 from workbench.core.utils.stages import NOTHING, keeps
 from workbench.experiments import bench
 
@@ -46,7 +46,7 @@ def bench_command(
     if not set(chosen) <= set(known):
         raise BadInput(
             f"there is no kernel {kernel!r}: it is one of {', '.join((*bench.names(), *bench.CHUNKS))}, or all; "
-            f"of whole models {MODELS}, or models are measured{meant(kernel, known)}"
+            f"of whole models {MODELS}, or models are measured{did_you_mean(kernel, known)}"
         )
     if check and not set(chosen) <= set(bench.names()):
         raise BadInput(f"--check holds kernels to their references, and {kernel!r} is none")
@@ -77,7 +77,7 @@ def _check(name: str, as_json: bool) -> bool:
     count = wrong = 0
     worst = 0.0
     with progress(f"cases of {name}"):
-        for verdict in verdicts(bench.named(name), "cuda" if gpu else "cpu", dtypes, stretch=gpu):
+        for verdict in verdicts(bench.workload_module(name), "cuda" if gpu else "cpu", dtypes, stretch=gpu):
             count += 1
             wrong += not verdict.right
             worst = max(worst, verdict.error / verdict.allowed if verdict.allowed else 0.0)
@@ -104,7 +104,7 @@ def _time(
     from workbench.results.writer import prepare  # imports pandas: not for `--help`
 
     prepare(out)
-    names = baselines.chosen(against)
+    names = baselines.select_names(against)
     for name in chosen if len(chosen) == 1 else [name for name in chosen if name in {*WORKLOADS, *bench.MODELS}]:
         head: dict[str, Any] = {}
         works: dict[str, Any] = {}
@@ -119,10 +119,10 @@ def _time(
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
                 head = part | this_run() | {"command": command_of(name, against, variants, only, runs)}
-                works = bench_reports.before(out, name, part["card"])
+                works = bench_reports.earlier_workloads(out, name, part["card"])
                 continue
             seen.add(work := part["name"])
-            works[work] = bench_reports.measured(part, head, works.get(work, ((), ())))
+            works[work] = bench_reports.merge_measured(part, head, works.get(work, ((), ())))
             bench_reports.write(out, head, works)
             timed.append(work)
             if not as_json:

@@ -51,12 +51,12 @@ def judge_claims(
 
 
 def _show(
-    console: Console, source: str, listed: "list[claims.PaperItem]", judged: "list[claims.Judged]", details: bool
+    console: Console, source: str, listed: "list[claims.PaperItem]", judged: "list[claims.Judgement]", details: bool
 ) -> None:
     from workbench.experiments.judging import claims
 
     verdicts = {item.item: claims.verdict(one for one in judged if one.claim.item == item.item) for item in listed}
-    console.print(f"{plain(source)}: {claims.counted(verdicts)}\n")
+    console.print(f"{plain(source)}: {claims.count_verdicts(verdicts)}\n")
     for item in listed:
         title = f"{claims.papers()[item.paper]}, {item.name}: {plain(item.sentence)}"
         console.print(_line(verdicts[item.item], title))

@@ -14,7 +14,7 @@ from rich.console import Console
 from workbench import models
 from workbench.app.console.options import OUTPUT, AsJson
 from workbench.app.console.text import importing, progress
-from workbench.core.errors import BadInput, meant
+from workbench.core.errors import BadInput, did_you_mean
 from workbench.core.utils.files import meant_beside, write_text
 from workbench.methods.presets import options
 
@@ -72,13 +72,13 @@ def compare(
     with progress("comparing"), importing():  # pandas: not for `--help`
         from workbench.experiments.trials import runs as reading
         from workbench.experiments.trials.record import label_of
-        from workbench.experiments.trials.run_differences import check_asked, compared, planned
+        from workbench.experiments.trials.run_differences import check_asked, compared, planned_run
 
     asked = {"data": source, "samples": samples, "seed": seed, "passages": passages, "device": device}
     trials = _trials(named, options(method, asked)) if named else {}
     words = {name: f"{Path(name).name}, {label_of(trial.settings())}" for name, trial in trials.items()}
-    read = {text: reading.read(text) for text in run if text not in trials}
-    read |= {name: [planned(words[name], trial.settings())] for name, trial in trials.items()}
+    read = {text: reading.read_runs(text) for text in run if text not in trials}
+    read |= {name: [planned_run(words[name], trial.settings())] for name, trial in trials.items()}
     if twice := [text for i, text in enumerate(run) if os.path.realpath(text) in map(os.path.realpath, run[:i])]:
         raise BadInput(f"{twice[0]!r} is named twice: each RUN is compared with the others")
     check_asked(_named([each for text in run for each in read[text]]), base, score or ())
@@ -141,7 +141,7 @@ def is_model(text: str) -> bool:
         if path.suffix:
             return False
         none = f"{text!r} is neither a record, a folder of results nor a model (`workbench models`)"
-        raise BadInput(f"{none}{meant_beside(text) or meant(text, models.names())}") from None
+        raise BadInput(f"{none}{meant_beside(text) or did_you_mean(text, models.names())}") from None
     return True
 
 

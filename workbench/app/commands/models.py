@@ -68,7 +68,7 @@ def convert(
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
     _new(folder)
-    header.read(file)  # refuses other files before torch is imported
+    header.read_header(file)  # refuses other files before torch is imported
     from workbench.models.gguf import conversion as from_gguf
 
     print(from_gguf.convert(file, folder))

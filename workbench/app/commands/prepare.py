@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.app.commands.trial import MethodFile
-from workbench.app.console.options import AsJson, of_fields, taking
+from workbench.app.console.options import AsJson, of_fields, with_options
 from workbench.app.console.text import plain, progress, show
 from workbench.methods import registry, unimported
 from workbench.methods.preprocessing.fields import PreparationFields
@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: workbench prepare --data questions.json --prepare with_neighbours --n 10 --out prepared")
-@taking(of_fields(PreparationFields, defaults={"model": "lab-full"}, text=["out"]))
+@with_options(of_fields(PreparationFields, defaults={"model": "lab-full"}, text=["out"]))
 def prepare(
     *,
     n: Annotated[int | None, typer.Option(help="Number of similar passages to preprocess each passage with")] = None,

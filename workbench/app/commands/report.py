@@ -8,7 +8,7 @@ import typer
 
 from workbench.app.console.options import parse
 from workbench.app.notebooks import parameters
-from workbench.core.errors import BadInput, brief
+from workbench.core.errors import BadInput, shorten
 from workbench.core.utils.files import is_dir, is_file, meant_beside
 from workbench.data.assets import ROOT
 
@@ -44,7 +44,7 @@ def command(
     """Run the notebooks and write a website with figures, metrics and tables."""
     try:
         chosen, given = _listed(notebooks), parse(parameter or [])
-        for path, names in parameters.taken(chosen, given).items() if given else ():
+        for path, names in parameters.accepted_parameters(chosen, given).items() if given else ():
             parameters.check(path, {name: given[name] for name in names})
         from workbench.app.reports import real_pages  # papermill and plotly: not for `--help`
         from workbench.app.reports.report import parameters_of, run, takes_results
@@ -75,10 +75,10 @@ def _listed(named: Sequence[Path] | None) -> list[Path]:
     for path in named or [folder]:
         own = sorted(path.glob("[0-9][0-9]_*.ipynb")) if is_dir(path) else [path]
         if not own or not (named or own[0].exists()):
-            raise BadInput(f"{brief(path)} holds no notebooks NN_*.ipynb: name notebooks, or their folder")
+            raise BadInput(f"{shorten(path)} holds no notebooks NN_*.ipynb: name notebooks, or their folder")
         if missing := [each for each in own if not is_file(each)]:
             same = folder / f"{missing[0].stem}.ipynb"
-            near = f"; did you mean {brief(same)!r}?" if is_file(same) else meant_beside(missing[0])
-            raise BadInput(f"{brief(missing[0])} is no notebook file{near}")
+            near = f"; did you mean {shorten(same)!r}?" if is_file(same) else meant_beside(missing[0])
+            raise BadInput(f"{shorten(missing[0])} is no notebook file{near}")
         found += own
     return found

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 
 from workbench.app.commands.trial import MethodFile
-from workbench.app.console.options import OUTPUT, of_fields, taking
+from workbench.app.console.options import OUTPUT, of_fields, with_options
 from workbench.app.console.text import importing, plain, progress, show
 from workbench.core.utils.files import check_folder
 from workbench.experiments.serving.serve_fields import ServeFields
@@ -23,7 +23,7 @@ OPTIONS = ("start", "engine", "rate", "batch", "loaders", "max_new_tokens", "see
 
 
 @app.command(epilog="Example: workbench serve-bench --model lab-full --rate 8 --baselines prefix --out runs/mine")
-@taking(of_fields(ServeFields, defaults={}))
+@with_options(of_fields(ServeFields, defaults={}))
 def serve_bench(
     *,
     method_file: MethodFile = None,

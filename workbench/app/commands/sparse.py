@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench import data, models
-from workbench.app.console.options import AsJson, of_fields, taking
+from workbench.app.console.options import AsJson, of_fields, with_options
 from workbench.app.console.text import importing, plain, progress, show
 from workbench.core.errors import BadInput
 from workbench.methods import registry
@@ -69,7 +69,7 @@ def names() -> None:
 @app.command(
     "distill", epilog="Example: workbench sparse distill --model lab-full --out gate.safetensors --device cuda"
 )
-@taking([*of_fields(Fitting, {}), *of_fields(GateConfig, {})])
+@with_options([*of_fields(Fitting, {}), *of_fields(GateConfig, {})])
 def distill_command(
     *,
     half: Annotated[
@@ -102,7 +102,7 @@ def distill_command(
 
 
 @app.command("profile", epilog="Example: workbench sparse profile --model lab-full --out thresholds.json --samples 20")
-@taking(of_fields(Fitting, {"samples": 20, "passages": None}))
+@with_options(of_fields(Fitting, {"samples": 20, "passages": None}))
 def profile_command(
     *,
     block: Annotated[int | None, typer.Option(help="Tokens per block. Default: the method's")] = None,

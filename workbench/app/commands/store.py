@@ -17,9 +17,9 @@ from rich.console import Group
 from rich.table import Table
 
 from workbench.app.commands.prepare import report as prepared_report
-from workbench.app.console.options import AsJson, of_fields, taking
+from workbench.app.console.options import AsJson, of_fields, with_options
 from workbench.app.console.text import importing, plain, progress, show
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.files import bytes_of, is_dir, is_url
 from workbench.core.utils.stages import keeps
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
@@ -28,7 +28,7 @@ from workbench.store.files import MANIFEST
 if TYPE_CHECKING:
     from workbench.methods.preprocessing.lookups import ExplainedMiss
     from workbench.store.files.scrub import Scrub
-    from workbench.store.files.transfer import Transferred
+    from workbench.store.files.transfer import ArchiveContent
 
 BEGIN = "Begin with: workbench store encode lab --samples 4 --to base"
 app = typer.Typer(add_completion=False, no_args_is_help=True, epilog=BEGIN)
@@ -41,24 +41,24 @@ def folder_of(text: str) -> Path:
     return Path(text)
 
 
-def there(text: str) -> str:
+def existing_store(text: str) -> str:
     """Return the folder or URL. Raises BadInput for a folder that is not a store, before torch is imported."""
     if not is_url(text):
         if not is_dir(text):
-            raise BadInput(f"{shown(text)} is no folder of cached blocks: there is no such folder")
+            raise BadInput(f"{format_value(text)} is no folder of cached blocks: there is no such folder")
         if MANIFEST not in os.listdir(text):
             raise BadInput(f"{text} is no folder of cached blocks: it has no {MANIFEST}")
     return text
 
 
 FILLED = "of cached blocks, as written by `workbench store encode`"
-Folder = Annotated[str, typer.Argument(help=f"Folder {FILLED}", callback=there)]
-Place = Annotated[str, typer.Argument(help=f"Folder or URL {FILLED}", callback=there)]
+Folder = Annotated[str, typer.Argument(help=f"Folder {FILLED}", callback=existing_store)]
+Place = Annotated[str, typer.Argument(help=f"Folder or URL {FILLED}", callback=existing_store)]
 Archive = Annotated[Path, typer.Argument(help="Archive (.tar or .tar.zst)")]
 CORPUS = "Data set name or question file whose passages to encode"
 
 
-def wanted(option: Parameter) -> bool:
+def takes_option(option: Parameter) -> bool:
     """Return whether `encode` takes an option of `PreparationFields` unchanged."""
     return option.name not in ("out", "data")
 
@@ -69,7 +69,7 @@ def _group() -> None:
 
 
 @app.command(epilog="Example: workbench store encode manual.md --model smollm2 --to s3://bucket/manual --workers 4")
-@taking(filter(wanted, of_fields(PreparationFields, {"model": "lab-full", "prepare": "independent"})))
+@with_options(filter(takes_option, of_fields(PreparationFields, {"model": "lab-full", "prepare": "independent"})))
 def encode(
     corpus: Annotated[str, typer.Argument(help=f"{CORPUS}, or a file of passages: text, Markdown, {{title, text}}")],
     *,
@@ -98,8 +98,8 @@ def verify(
 ) -> None:
     """Read every block and verify its checksums; lists damaged files and exits with code 1 if there are any."""
     found = _scrubbed(folder, repair)
-    show(as_json, json.dumps(asdict(found) | {"whole": found.whole}), verified(found), wrap=False)
-    if not found.whole:
+    show(as_json, json.dumps(asdict(found) | {"whole": found.intact}), verified(found), wrap=False)
+    if not found.intact:
         raise typer.Exit(1)
 
 
@@ -119,14 +119,14 @@ def repair(
     made = 0
     if encode_again:
         with progress("encoding") as advance:
-            made = sum(prepared.made for prepared in precompute.again(place_of(folder), advance))
+            made = sum(prepared.made for prepared in precompute.repeat_earlier_runs(place_of(folder), advance))
     left = _scrubbed(folder, False)
-    whole = asdict(left) | {"whole": left.whole, "repaired": list(found.removed), "kept": found.kept, "made": made}
+    whole = asdict(left) | {"whole": left.intact, "repaired": list(found.removed), "kept": found.kept, "made": made}
     told = [f"set aside: {plain(name)}" for name in found.removed]
     told += [f"intact blocks of these files, kept: {found.kept}"] if found.removed else []
     told += [f"passages encoded again: {made}"]
     show(as_json, json.dumps(whole), "\n".join([*told, verified(left)]), wrap=False)
-    if not left.whole:
+    if not left.intact:
         raise typer.Exit(1)
 
 
@@ -137,7 +137,7 @@ def stats(folder: Place, as_json: AsJson = False) -> None:
         from workbench.store.files import scrub
 
         found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
-    show(as_json, json.dumps(found), described(found))
+    show(as_json, json.dumps(found), contents_table(found))
 
 
 @app.command(epilog="Example: workbench store gc prepared --budget 10GB")
@@ -164,7 +164,7 @@ def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
 
     with progress("exporting") as advance:
         found = transfer.pack(folder_of(folder), archive, advance)
-    show(as_json, json.dumps(asdict(found)), transferred(found, found.archive))
+    show(as_json, json.dumps(asdict(found)), transfer_summary(found, found.archive))
 
 
 @app.command("import", epilog="Example: workbench store import prepared.tar.zst prepared")
@@ -177,18 +177,18 @@ def import_command(
     from workbench.store.files import transfer
 
     found = transfer.unpack(archive, folder_of(folder))
-    show(as_json, json.dumps(asdict(found)), transferred(found, found.folder))
+    show(as_json, json.dumps(asdict(found)), transfer_summary(found, found.folder))
 
 
 @app.command(epilog="Example: workbench store explain prepared --model lab-full --data questions.json")
-@taking([option for option in of_fields(LookupFields, defaults={}) if option.name != "folder"])
+@with_options([option for option in of_fields(LookupFields, defaults={}) if option.name != "folder"])
 def explain(folder: Place, *, as_json: AsJson = False, **given: Any) -> None:
     """Look up the blocks of a data set and explain the misses; computes nothing."""
     with progress("looking up"):
         from workbench.methods.preprocessing.lookups import Lookups
 
         found = Lookups(folder, **given).run()
-    show(as_json, json.dumps(found.to_json()), explained(found))
+    show(as_json, json.dumps(found.to_json()), lookup_report(found))
 
 
 def _scrubbed(folder: str, repair: bool) -> "Scrub":
@@ -203,7 +203,7 @@ def _scrubbed(folder: str, repair: bool) -> "Scrub":
 SHOWN = 20  # misses listed in full
 
 
-def transferred(found: "Transferred", where: str) -> str:
+def transfer_summary(found: "ArchiveContent", where: str) -> str:
     """Return a line on what was transferred."""
     return f"[bold]{plain(where)}[/]: {_blocks(found)}, {found.bytes / 1e6:.1f} MB"
 
@@ -218,12 +218,12 @@ def verified(found: "Scrub") -> str:
     """Return the outcome of verifying all checksums, as text."""
     lines = [plain(str(finding)) for finding in found.findings]
     lines += [f"set aside: {plain(name)}" for name in found.removed]
-    state = "whole" if found.whole else "damaged"
+    state = "whole" if found.intact else "damaged"
     size = f"{_blocks(found)}, {found.bytes / 1e6:.1f} MB"
     return "\n".join([*lines, f"[bold]{plain(found.folder)}[/]: {size}: {state}"])
 
 
-def described(found: dict[str, Any]) -> Table:
+def contents_table(found: dict[str, Any]) -> Table:
     """Return a store's contents, one fact per row."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("folder", plain(str(found["folder"])))
@@ -240,7 +240,7 @@ def described(found: dict[str, Any]) -> Table:
     return table
 
 
-def explained(found: "ExplainedMiss") -> Group:
+def lookup_report(found: "ExplainedMiss") -> Group:
     """Return how many blocks were found, and why others were missed."""
     asked = found.hits + len(found.misses)
     head = f"[bold]{plain(found.folder)}[/]: {found.hits} of {asked} blocks are there, for {plain(found.prepare)}"

@@ -11,7 +11,7 @@ import typer
 
 from workbench.app.commands.trial import MethodFile, trial
 from workbench.app.console.option_checks import check_named
-from workbench.app.console.options import OUTPUT, option, parse, taking
+from workbench.app.console.options import OUTPUT, option, parse, with_options
 from workbench.app.console.text import importing, progress
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput
@@ -43,7 +43,7 @@ def _lists() -> Iterator[Parameter]:
 @app.command(
     epilog="Example: workbench sweep --prepare after_system,with_neighbours --select none,query_guided --ratio .05,.15"
 )
-@taking(_lists())
+@with_options(_lists())
 def sweep(
     notebooks: Annotated[
         list[Path] | None, typer.Argument(help="Notebooks to run over lists of their parameters, instead of trials")

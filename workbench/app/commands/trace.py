@@ -24,7 +24,7 @@ def trace(
     with progress("reading"):
         from workbench.experiments.latency import trace as traces
 
-        events = traces.read(source)
+        events = traces.read_trace(source)
     if out.is_dir() or not out.parent.is_dir():
         raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")
     traced = traces.chrome(events)

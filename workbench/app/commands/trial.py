@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.app.console.options import OUTPUT, of_fields, taking
+from workbench.app.console.options import OUTPUT, of_fields, with_options
 from workbench.app.console.text import importing, progress, show
 from workbench.core.utils.files import check_folder
 from workbench.data.sources.hub import HUB
@@ -32,7 +32,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: workbench trial --model lab-full --mode block --positions naive --samples 500")
-@taking(
+@with_options(
     of_fields(
         TrialFields,
         defaults={"model": "lab-full", **dict.fromkeys(CHOICES)},

@@ -38,7 +38,7 @@ def verify(
     with progress("verifying") as advance:
         with importing():  # torch, transformers: not for `--help`
             from workbench import data, models
-            from workbench.app.console.verify_page import report, written
+            from workbench.app.console.verify_page import report, verification_html
             from workbench.experiments.trials.verification import verify_model
 
         asked = data.load(source, samples, seed, passages)
@@ -46,7 +46,7 @@ def verify(
         prompts = loaded.layout.prompts(asked, loaded.tokenizer)
         page = verify_model(loaded.model, prompts, model, advance)
     if html is not None:
-        write_text(html, written(page))
+        write_text(html, verification_html(page))
     show(as_json, json.dumps(page.to_json()), report(page))
-    if not page.whole:
+    if not page.all_hold:
         raise typer.Exit(1)

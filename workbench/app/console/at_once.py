@@ -1,7 +1,7 @@
 """Ctrl-C during imports, or after a command has finished: exit at once, without Python's traceback.
 
-A module being imported might also swallow the interrupt. Only processes in which `begin` was called exit this way; in
-notebooks and other programs nothing changes.
+A module being imported might also swallow the interrupt. Only processes in which `end_on_interrupt` was called exit
+this way; in notebooks and other programs nothing changes.
 """
 
 import os
@@ -17,7 +17,7 @@ CLEARED = b"\r\x1b[2K\x1b[?25h"  # clear the progress bar's line, show the curso
 _own: list[bool] = []  # [True] in a command's process
 
 
-def begin() -> None:
+def end_on_interrupt() -> None:
     """Let Ctrl-C end this command's process at once, unless the process ignores it, as under `nohup`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         _own[:] = [True]

@@ -8,14 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 from workbench.app.console.text import importing, progress
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.files import check_place, is_file
 from workbench.methods import POLICIES
 
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options for a file or folder to write
 INPUTS = ("store", "prepared")  # options for a folder to read
 NEEDED = {  # option: check of its value without slow imports
-    "--model": "workbench.models.checkpoints.named",
+    "--model": "workbench.models.checkpoints.checkpoint_folder",
     "--data": "workbench.data.check_name",
     "--results": "workbench.data.assets.results_path",
     "--method": "workbench.methods.presets.check_name",
@@ -28,7 +28,7 @@ NAMES = NEEDED | {  # also for options that may be "none" in a list
     **{f"--{kind}": f"workbench.methods.{kind}" for kind in POLICIES},
     "--dtype": "workbench.models.model_names.check_dtype",
     "--layout": "workbench.data.layouts.check",
-    "--prepared": "workbench.app.commands.store.there",
+    "--prepared": "workbench.app.commands.store.existing_store",
     "--faithfulness": "workbench.models.model_names.check_judge",
 }
 LEAST = {"seed": 0, "chunk": 1}  # minimum of integer options
@@ -73,13 +73,13 @@ def refuse_unfit(name: str, command: Any, args: Sequence[str]) -> None:
             raise BadInput(f"{option} '': the name of a file or folder is needed")
         if is_file(place) and sum(is_file(other) and os.path.samefile(place, other) for other in values) > 1:
             raise BadInput(
-                f"{option} {shown(place)} is a file that this command reads or writes otherwise: name another"
+                f"{option} {format_value(place)} is a file that this command reads or writes otherwise: name another"
             )
         if place.endswith(os.sep) and option != "--out":
-            raise BadInput(f"{option} {shown(place)} is the name of a folder: a file is needed")
+            raise BadInput(f"{option} {format_value(place)} is the name of a folder: a file is needed")
         written.append(os.path.realpath(place))
     if twice := [place for place in written if written.count(place) > 1]:
-        raise BadInput(f"{shown(twice[0])} would be written twice: name two files")
+        raise BadInput(f"{format_value(twice[0])} would be written twice: name two files")
 
 
 def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
@@ -125,7 +125,7 @@ def _placed(here: bool, own: Callable[..., Any] | None, ctx: Any, param: Any, va
 
 def _at_least(least: int, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
     if isinstance(value, int) and value < least:
-        raise BadInput(f"{param.opts[0]} is {shown(value)}: a whole number of at least {least} is needed")
+        raise BadInput(f"{param.opts[0]} is {format_value(value)}: a whole number of at least {least} is needed")
     return own(ctx, param, value) if own else value
 
 

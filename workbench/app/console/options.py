@@ -48,7 +48,7 @@ def of_fields(
     return options
 
 
-def taking(options: Iterable[Parameter]) -> Callable[[Command], Command]:
+def with_options(options: Iterable[Parameter]) -> Callable[[Command], Command]:
     """Replace a command's `**keywords` by `options`, before its keyword-only arguments."""
 
     def decorate(command: Command) -> Command:

@@ -63,7 +63,8 @@ def _trials(rows: pd.DataFrame, varied: list[str], width: int) -> tuple[list[Ren
     for each, row in zip(names, every.to_dict("records"), strict=True):
         label = [short[", ".join(each)]] if narrow else each
         means = [
-            with_interval(row, score) if whole else MEASURES[score].say(row[score]) for score, whole in measured.items()
+            with_interval(row, score) if whole else MEASURES[score].format_value(row[score])
+            for score, whole in measured.items()
         ]
         table.add_row(
             *map(plain, label), *means, str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f}"

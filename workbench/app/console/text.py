@@ -18,7 +18,7 @@ from rich.text import Text
 
 from workbench.app.console import at_once
 from workbench.core.errors import printable
-from workbench.core.utils.stages import heard
+from workbench.core.utils.stages import stages_reported_to
 from workbench.metrics.measures import MEASURES
 
 EVERY = 60  # seconds between lines
@@ -30,14 +30,14 @@ def plain(text: str) -> str:
     return printable(" ".join(text.split())).replace("[", r"\[")
 
 
-def wrapped(text: str, width: int = 80) -> str:
+def wrap_sentence(text: str, width: int = 80) -> str:
     """Wrap a sentence at `width` characters between words; continuation lines are indented."""
     return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def copied(command: str, width: int = 80) -> str:
     r"""Wrap a command at `width` characters for a shell: each line but the last ends in \."""
-    return wrapped(command, width - 2).replace("\n", " \\\n") if len(command) > width else command
+    return wrap_sentence(command, width - 2).replace("\n", " \\\n") if len(command) > width else command
 
 
 _noted: dict[str, None] = {}  # notes printed so far, in order
@@ -101,7 +101,7 @@ def with_interval(row: Mapping[str, Any], score: str) -> str:
     """
     measure, (value, low, high) = MEASURES[score], (row[score + end] for end in ("", "_low", "_high"))
     known = value is not None and value == value  # not nan, of a table
-    return f"{measure.say(value)} [dim]{measure.ends(low, high)}[/]" if known else "[dim]–[/]"
+    return f"{measure.format_value(value)} [dim]{measure.ends(low, high)}[/]" if known else "[dim]–[/]"
 
 
 def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) -> None:
@@ -122,7 +122,7 @@ class Pace:
         self.counted: tuple[int, int] | None = None
         self.stage = ""
 
-    def begins(self, stage: str) -> None:
+    def start_stage(self, stage: str) -> None:
         """Start a stage; reset the count if the previous one was complete."""
         self.stage = stage
         if self.counted is not None and self.counted[0] >= self.counted[1]:
@@ -135,12 +135,12 @@ class Pace:
             self.first, self.since = done, self.at
         self.counted = done, total
 
-    def doing(self) -> str:
+    def current_stage(self) -> str:
         """Return the current stage, e.g. "a trial: loading lab-full"."""
         stage = self.stage or ("" if self.counted else "loading")
         return f"{self.what}: {stage}" if stage else self.what
 
-    def left(self) -> str:
+    def time_left(self) -> str:
         """Return ", 5 min left", or "" if that is not known yet."""
         done, total = self.counted or (0, 0)
         if done <= self.first or done >= total:
@@ -152,7 +152,7 @@ class Pace:
         return f", {duration(max(each * (total - done) - (now - self.at), 1))} left"
 
 
-class Told(Pace):
+class ProgressLines(Pace):
     """Prints progress lines: one after each of `SOON` seconds, then one per minute."""
 
     def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
@@ -175,7 +175,7 @@ class Told(Pace):
         self.last = now
         comma = ", " if self.stage or not self.counted else ": "
         counted = "{} of {} ".format(*self.counted) if self.counted else ""
-        self.say(f"{self.doing()}{comma}{counted}after {duration(spent)}{self.left()}")
+        self.say(f"{self.current_stage()}{comma}{counted}after {duration(spent)}{self.time_left()}")
 
     def watch(self, ended: Event) -> None:
         """Tick until the work has ended."""
@@ -217,16 +217,16 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     Non-interactive sessions, such as a job's log, get lines instead: after `SOON` seconds, then one per minute.
     """
     shown = _bar if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _lines
-    with shown(what) as (count, begins), heard(begins):
+    with shown(what) as (count, begins), stages_reported_to(begins):
         yield count
 
 
 @contextmanager
 def _lines(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str], None]]]:
-    told, ended = Told(what, lambda line: print(printable(line), file=sys.stderr, flush=True)), Event()
+    told, ended = ProgressLines(what, lambda line: print(printable(line), file=sys.stderr, flush=True)), Event()
     Thread(target=told.watch, args=(ended,), daemon=True).start()
     try:
-        yield told, told.begins
+        yield told, told.start_stage
     finally:
         ended.set()
 
@@ -236,10 +236,10 @@ def _bar(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str]
     pace = Pace(what)
     columns = (TextColumn("{task.description}"), BarColumn(16), PaceColumn(pace))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(plain(pace.doing()), total=None)
+        task = bar.add_task(plain(pace.current_stage()), total=None)
 
         def begins(stage: str) -> None:
-            pace.begins(stage)
+            pace.start_stage(stage)
             shown()
 
         def counts(done: int, total: int) -> None:
@@ -249,7 +249,7 @@ def _bar(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str]
         def shown() -> None:
             done, total = pace.counted or (0, None)
             bar.tasks[0].total = total  # may be None, which `update` would ignore
-            bar.update(task, completed=done, description=plain(pace.doing()))
+            bar.update(task, completed=done, description=plain(pace.current_stage()))
 
         yield counts, begins
 
@@ -265,6 +265,6 @@ class PaceColumn(ProgressColumn):
         """Return the current text."""
         del task
         if self.pace.counted:
-            return Text("{} of {}".format(*self.pace.counted) + self.pace.left())
+            return Text("{} of {}".format(*self.pace.counted) + self.pace.time_left())
         spent = self.pace.clock() - self.pace.begun
         return Text(f"after {duration(spent)}" if spent >= SOON[0] else "")

@@ -48,7 +48,7 @@ def beside_full(result: Record, answers: Records) -> Group:
             table.add_row(MEASURES[name].label, *(_paired(answers, name) if compared else _alone(result, name)))
     if compared and result.kl is not None:
         kl = MEASURES["kl"]
-        table.add_row(kl.label, kl.say(result.kl), "0", kl.ends(result.kl_low or 0, result.kl_high or 0))
+        table.add_row(kl.label, kl.format_value(result.kl), "0", kl.ends(result.kl_low or 0, result.kl_high or 0))
     ms, full = result.ttft_s, result.ttft_full_s
     times = [f"{ms.p50 * 1e3:.1f}"]
     if compared and full:
@@ -98,7 +98,7 @@ def _speedup(result: Record, full: latency.Quantiles) -> str:
         return f"no speedup: {latency.CLAIMED} timed requests needed"
     if abs(result.rows_computed / result.prompt_tokens - 1) <= latency.SAME_WORK and not result.sparsity:
         return "no speedup: same number of tokens computed"
-    value, low, high = latency.ratio(latency.timed(full), latency.timed(ours))
+    value, low, high = latency.ratio(latency.ttft_record(full), latency.ttft_record(ours))
     said = f"speedup {value:.3g}×" if value >= 1 else f"{value:.3g}× as fast"
     return f"{said} ({low:.3g} to {high:.3g})"
 
@@ -111,12 +111,16 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap, measure = difference(ours, full), MEASURES[score]
     ends = f"{gap.moved} of {gap.n} differ: too few" if gap.few else measure.ends(gap.low, gap.high, gap=True)
-    return measure.say(fmean(ours)), measure.say(fmean(full)), f"{measure.say_gap(gap.mean)}{measure.unit} ({ends})"
+    return (
+        measure.format_value(fmean(ours)),
+        measure.format_value(fmean(full)),
+        f"{measure.say_gap(gap.mean)}{measure.unit} ({ends})",
+    )
 
 
 def _alone(result: Record, score: str) -> tuple[str, str]:
     value, low, high = (getattr(result, name) for name in (score, f"{score}_low", f"{score}_high"))
-    return MEASURES[score].say(value), MEASURES[score].ends(low, high)
+    return MEASURES[score].format_value(value), MEASURES[score].ends(low, high)
 
 
 def _meaning(result: Record, answers: Records, compared: bool) -> str:
@@ -219,7 +223,7 @@ def _fidelity(result: Record) -> Table:
 def _costs(result: Record) -> Table:
     t = result.ttft_s
     table = Table(box=None, pad_edge=False, show_header=False)
-    ends = latency.spread(vars(t))
+    ends = latency.spread_ends(vars(t))
     around = f"{latency.spread_words(t.n)}: {ends[0] * 1e3:.1f} to {ends[1] * 1e3:.1f} ms, " if ends else ""
     spread = f"[dim]{around}{t.n} requests one at a time[/]"
     table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)

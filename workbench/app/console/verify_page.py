@@ -33,11 +33,11 @@ def report(page: Verification) -> Group:
     for one in page.verdicts:
         state = "[green]holds[/]" if one.holds else "[bold red]FAILS[/]"
         table.add_row(state, one.name, f"{one.value:.2g}", f"{one.allowed:.2g}", f"[dim]{plain(one.detail)}[/]")
-    said = f"[bold {'green' if page.whole else 'red'}]{plain(answer(page))}.[/]"
+    said = f"[bold {'green' if page.all_hold else 'red'}]{plain(answer(page))}.[/]"
     return Group(said, f"{plain(page.model)}: {_head(page)}", table, f"[dim]{plain(_foot(page))}[/]")
 
 
-def written(page: Verification) -> str:
+def verification_html(page: Verification) -> str:
     """Return the page as self-contained HTML."""
     texts = {"answer": answer(page), "head": _head(page), "foot": _foot(page)}
     return render("verify", title=page.model, page=page, **texts)

@@ -70,7 +70,7 @@ def _marked(part: str) -> str:
     return rf"\ :{role}:`{text}`\ "
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape Markdown in a text, except code; link papers."""
     said = [part if i % 2 else SIGNS["md"].sub(r"\\\1", part) for i, part in enumerate(CODE.split(text))]
     return ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", "".join(said))
@@ -119,7 +119,7 @@ def page(root: Path, folder: str, name: str) -> str:
     """Return the page of one method."""
     heading, _, notebook = KINDS[folder]
     file = f"workbench/methods/{folder}/{name}.py"
-    policy, _ = registry.found(f"workbench.methods.{folder}", name, GIVEN)
+    policy, _ = registry.find_policy(f"workbench.methods.{folder}", name, GIVEN)
     parts = [
         f"# {name}",
         f"*{heading}*: {_head(folder, name)}",
@@ -167,12 +167,12 @@ def command(folder: str, name: str) -> str:
 
 def _head(folder: str, name: str) -> str:
     """Return the first line of a method's file."""
-    return escaped((import_module(f"workbench.methods.{folder}.{name}").__doc__ or "").splitlines()[0])
+    return escape_markdown((import_module(f"workbench.methods.{folder}.{name}").__doc__ or "").splitlines()[0])
 
 
-def follows(folder: str, name: str) -> str:
+def source_followed(folder: str, name: str) -> str:
     """Return what a method follows, from its docstring; "" if unpublished."""
-    policy, _ = registry.found(f"workbench.methods.{folder}", name, GIVEN)
+    policy, _ = registry.find_policy(f"workbench.methods.{folder}", name, GIVEN)
     found = FOLLOWS.search(policy.__doc__ or "")
     return found[1] if found else ""
 
@@ -189,7 +189,7 @@ def _index() -> str:
     published = [
         (
             "[psr](psr.md)" if name == "psr" else f"`{name}`",
-            f"{each.title}: {escaped(each.source)}",
+            f"{each.title}: {escape_markdown(each.source)}",
             each.follows,
             _choice(name),
         )
@@ -198,7 +198,8 @@ def _index() -> str:
     parts += ["## Published methods", table(("name", "published as", "follows", "choice"), published)]
     for folder, (heading, said, _) in KINDS.items():
         entries = [
-            (f"[{name}]({folder}-{name}.md)", _head(folder, name), follows(folder, name)) for name in names(folder)
+            (f"[{name}]({folder}-{name}.md)", _head(folder, name), source_followed(folder, name))
+            for name in names(folder)
         ]
         parts += [f"## {heading}", said, table(("name", "what it does", "follows"), entries)]
         listed = "\n".join(f"{folder}-{name}" for name in names(folder))
@@ -220,7 +221,7 @@ def _psr() -> str:
     )
     parts = [
         "# psr",
-        f"*Published method*: {links} together, as in {escaped(method.source)}.",
+        f"*Published method*: {links} together, as in {escape_markdown(method.source)}.",
         f"*Follows a description of its parts; its code is not public.* Reported: {method.reported}.",
         "## Use it",
         f"```sh\nworkbench trial --model smollm2 --data needles --method psr\n```\n\nIt stands for {_choice('psr')}.",

@@ -89,7 +89,7 @@ class Building:
             self._process.kill()
             self._process.wait()
 
-    def put(self, folder: Path) -> bool:
+    def copy_when_built(self, folder: Path) -> bool:
         """Wait for the build and copy the site to `folder`; return whether that succeeded."""
         shutil.rmtree(folder, ignore_errors=True)
         if self._process is None:

@@ -18,7 +18,7 @@ Explorers of one prompt are linked: a click on a token marks it in all of them. 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import meant
+from workbench.core.errors import did_you_mean
 
 if TYPE_CHECKING:
     from workbench.app.explore.editor.grid import prompt_page
@@ -53,7 +53,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant(name, __dir__())}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, __dir__())}")
 
 
 def __dir__() -> list[str]:

@@ -33,7 +33,7 @@ class Superseded(Exception):
     """Raised in the worker when a newer request has replaced the current one."""
 
 
-class Newest:
+class Debounced:
     """Runs the latest request in a background thread, which ends when idle."""
 
     def __init__(self, run: Callable[[Any, Callable[[], None]], None]):
@@ -88,7 +88,7 @@ class Newest:
                 continue
 
 
-_WORKING = set[Newest]()
+_WORKING = set[Debounced]()
 
 
 @atexit.register

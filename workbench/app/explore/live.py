@@ -16,7 +16,7 @@ from traitlets import HasTraits, Instance, Int, Unicode
 from workbench.app.explore.keeping import StillView, save_row
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.plots.attention.token_axes import axes_of, marks, token_of
 from workbench.plots.marks.theme import NOTEBOOK_STYLE
 
@@ -78,7 +78,7 @@ class Script(widgets.Widget):
     _held: ClassVar["Script | None"] = None
 
     @classmethod
-    def held(cls) -> "Script":
+    def of_kernel(cls) -> "Script":
         """Return this kernel's instance, or a new one after widgets were closed."""
         if cls._held is None or cls._held.comm is None:
             cls._held = cls()
@@ -94,7 +94,7 @@ class LiveFigure(go.FigureWidget):
 
     def __init__(self, figure: go.Figure):
         self._complete = False
-        self._plotly = Script.held()
+        self._plotly = Script.of_kernel()
         super().__init__(figure)
         self._complete = True
         self.open()
@@ -169,7 +169,7 @@ def _bare(figure: go.Figure) -> go.Figure:
 def explorer(
     controls: Sequence[widgets.Widget],
     draw: Callable[..., go.Figure | Sequence[go.Figure]],
-    view: Reading | None = None,
+    view: PromptView | None = None,
 ) -> Explorer:
     """Put controls over figures. `draw(*values)` returns the figures, the same number at every call.
 
@@ -199,7 +199,7 @@ def explorer(
 
     def say(_: Any = None) -> None:
         if view is not None and selection is not None and selection.token >= 0:
-            chosen.value = f"{STYLE_TAG}<b>selected</b>: {escape(described(view, selection.token))}"
+            chosen.value = f"{STYLE_TAG}<b>selected</b>: {escape(describe_token(view, selection.token))}"
 
     for control in controls:
         control.observe(redraw, "value")
@@ -211,7 +211,7 @@ def explorer(
     return Explorer(rows, [live.widget for live in lives])
 
 
-def described(view: Reading, token: int) -> str:
+def describe_token(view: PromptView, token: int) -> str:
     """Describe a token by its position, text and block."""
     block = int(view.block_of[token])
     place = "the question" if block == len(view.prompt.blocks) - 1 else f"block {block}"

@@ -19,7 +19,7 @@ from workbench.core.kv import KV
 from workbench.engine.assembly import assemble
 from workbench.methods import prepare as preparations
 from workbench.methods import select
-from workbench.methods.sparse._small import small
+from workbench.methods.sparse._small import for_tile_size
 from workbench.metrics.answers import exact_match
 from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
 from workbench.metrics.tiles.tile_states import dense_states
@@ -50,7 +50,7 @@ def deviation(model: Model, prompt: Given, question: str = "", prepare: str = "a
 
     @lru_cache
     def scores(spec: str) -> torch.Tensor:
-        return select.named(spec)(lm, view.prompt, kv)
+        return select.from_spec(spec)(lm, view.prompt, kv)
 
     def draw(spec: str, percent: int) -> go.Figure:
         rows = select.choose(scores(spec), view.prompt, percent / 100)
@@ -70,7 +70,7 @@ def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "afte
 
     @lru_cache
     def scores(spec: str) -> torch.Tensor:
-        return select.named(spec)(lm, view.prompt, kv)
+        return select.from_spec(spec)(lm, view.prompt, kv)
 
     @lru_cache
     def said(spec: str, percent: int) -> str:
@@ -114,7 +114,7 @@ def sparse(
     view = reading_of(loaded, prompt, question)
     states = dense_states(loaded.model, view.prompt.tokens)
     size = tile or (TILE if len(states) < LONG else 4 * TILE)
-    specs = [small(spec, size) for spec in methods]
+    specs = [for_tile_size(spec, size) for spec in methods]
     caption = f"{view.opening}, {len(states):,} tokens. Stronger colour: more attention. {', '.join(specs)}."
     if len(states) >= LONG:
         return long_explorer(states, specs, caption=caption, view=view)
@@ -122,7 +122,7 @@ def sparse(
 
 
 def _reused(lm: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
-    return assemble(lm, prompt, preparations.named(prepare)(lm, [prompt], MemoryStore(1 << 40))[0])
+    return assemble(lm, prompt, preparations.from_spec(prepare)(lm, [prompt], MemoryStore(1 << 40))[0])
 
 
 def latency(model: Model, prompt: Given, question: str = "", repeats: int = 3) -> VBox:

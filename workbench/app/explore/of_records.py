@@ -16,7 +16,7 @@ from workbench.experiments.trials import runs as reading
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.runs import Run, distinct, of_record
 from workbench.metrics.measures import MEASURES
-from workbench.plots.reports.trial_costs import COSTS, held, quality_by_cost, requests_of
+from workbench.plots.reports.trial_costs import COSTS, quality_by_cost, requests_of, store_contents
 from workbench.store.files import scrub
 
 METHOD = ("model", "mode", "prepare", "select")  # columns that identify a trial
@@ -64,7 +64,7 @@ def runs_of(records: Records) -> list[Run]:
     """Return the runs of records other than tables. Raises BadInput for unreadable ones."""
     match records:
         case str() | Path():
-            return reading.read(records)
+            return reading.read_runs(records)
         case Record():
             return [of_record(records)]
         case Mapping():
@@ -82,9 +82,9 @@ def store(what: Any) -> VBox:
     """
     if isinstance(what, str | Path) and _is_store(what):
         found = scrub.describe_remote(str(what)) if is_url(str(what)) else scrub.describe(Path(what))
-        return explorer([], lambda: held(found))
+        return explorer([], lambda: store_contents(found))
     if hasattr(what, "stats"):
-        return explorer([], lambda: held(_in_memory(what)))
+        return explorer([], lambda: store_contents(_in_memory(what)))
     runs = {run.name: run for run in distinct(runs_of(what)) if run.record is not None and run.record.receipts}
     if not runs:
         raise BadInput("the records have no receipts: run the trials with --receipt, or give the folder of a store")

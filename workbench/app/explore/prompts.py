@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from ipywidgets import Dropdown, IntSlider
 
 from workbench.app.explore.live import menu, slider
-from workbench.data.prompt_view import Reading, of_sample
+from workbench.data.prompt_view import PromptView, of_sample
 from workbench.data.sample import Sample
 from workbench.methods import select
 from workbench.models.loading import Loaded
@@ -16,7 +16,7 @@ from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.styles import SELECTORS
 
 
-def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> Reading:
+def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> PromptView:
     """Return the prompt of sample `number`."""
     return of_sample(samples[number], f"sample {number}", loaded.tokenizer, loaded.layout)
 
@@ -33,7 +33,7 @@ def layer_and_head(loaded: Loaded) -> list[IntSlider]:
     return [slider("layer", last, 0, last), slider("head (-1: mean)", -1, -1, heads - 1)]
 
 
-def attention_of(mass: Mapping[str, np.ndarray], view: Reading, layer: int, head: int, caption: str) -> go.Figure:
+def attention_of(mass: Mapping[str, np.ndarray], view: PromptView, layer: int, head: int, caption: str) -> go.Figure:
     """Draw the last token's attention: `mass` mode → [L, H, T]; `layer` and `head` as in `layer_and_head`."""
     heads = slice(None) if head < 0 else slice(head, head + 1)
     which = "mean over heads" if head < 0 else f"head {head}"

@@ -40,11 +40,11 @@ def cells(entry: Standing) -> dict[str, tuple[float | None, str]]:
     }
     for name in HIGHER:
         value = entry.scores[name][0] if name in entry.scores else None
-        found[name] = value, MEASURES[name].say(value)
+        found[name] = value, MEASURES[name].format_value(value)
     return found
 
 
-def measured(board: Board) -> list[str]:
+def measured_columns(board: Board) -> list[str]:
     """Return the columns of `head` that at least one method of a board has."""
     rows = [cells(entry) for entry in filter(None, (board.full, *board.entries, *board.over))]
     return [name for name in head() if name == "method" or any(row[name][0] is not None for row in rows)]
@@ -52,7 +52,7 @@ def measured(board: Board) -> list[str]:
 
 def costs(board: Board) -> list[str]:
     """Return sentences on costs that were not measured, and the device of speedups."""
-    rows, known = [cells(entry) for entry in (*board.entries, *board.over)], measured(board)
+    rows, known = [cells(entry) for entry in (*board.entries, *board.over)], measured_columns(board)
     gone = [head()[name] for name in COSTS if name not in known]
     lines = [f"not measured: {'; '.join(gone)}"] if gone else []
     part = [head()[name] for name in COSTS if name in known and any(row[name][0] is None for row in rows)]

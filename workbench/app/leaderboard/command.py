@@ -10,8 +10,8 @@ from rich.console import Console
 
 from workbench.app.commands.sweep import CLUSTER
 from workbench.app.commands.trial import MethodFile
-from workbench.app.console.options import OUTPUT, of_fields, taking
-from workbench.app.console.text import importing, plain, progress, wrapped
+from workbench.app.console.options import OUTPUT, of_fields, with_options
+from workbench.app.console.text import importing, plain, progress, wrap_sentence
 from workbench.core.errors import BadInput, printable
 from workbench.core.utils.files import check_folder, write_text
 from workbench.experiments.leaderboard import check_by
@@ -21,7 +21,7 @@ from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS
 
 if TYPE_CHECKING:
-    from workbench.experiments.leaderboard.measuring import Planned
+    from workbench.experiments.leaderboard.measuring import PlannedTrials
 
 MODEL = "lab-full"
 LEFT_OUT = {field.name for field in fields(MethodFields)} | {"store", "faithfulness", "fidelity", "receipt"}
@@ -37,7 +37,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: workbench leaderboard --model lab-full --data lab --samples 50 --out runs/leaderboard")
-@taking(ASKED)
+@with_options(ASKED)
 def leaderboard(
     *,
     methods: Annotated[
@@ -105,7 +105,7 @@ def leaderboard(
     asked = {"model": given["model"] or "", "data": given["data"] or ""}
     if out is not None:
         with progress("planning"):
-            plan = _planned(given, methods, shares, [*own.listed(method_file), *own.installed()], cluster)
+            plan = _planned(given, methods, shares, [*own.registered_policies(method_file), *own.installed()], cluster)
         asked = {name: getattr(plan.cases[0].trial, name) for name in asked}
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
@@ -139,24 +139,24 @@ def leaderboard(
 
 def _planned(
     given: dict[str, Any], methods: str | None, shares: list[float], mine: list[tuple[str, str]], cluster: str | None
-) -> "Planned":
+) -> "PlannedTrials":
     """Return what to measure; methods that cannot run are left out."""
     from workbench.experiments.leaderboard import measuring
     from workbench.experiments.trials.trial import Trial
 
     base = Trial(**{"model": MODEL} | {name: value for name, value in given.items() if value is not None})
     named = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    return measuring.planned(base, named, shares or measuring.BUDGETS, mine, here=measuring.is_here(cluster))
+    return measuring.plan_trials(base, named, shares or measuring.BUDGETS, mine, here=measuring.is_here(cluster))
 
 
 def _measured(
-    plan: "Planned", out: Path, jobs: int, cluster: str | None, retries: int, notes: list[str]
+    plan: "PlannedTrials", out: Path, jobs: int, cluster: str | None, retries: int, notes: list[str]
 ) -> dict[str, str]:
     """Print what is left out, measure the rest, and return why trials failed."""
     from workbench.experiments.leaderboard import measuring
 
     for note in notes:
-        typer.echo(wrapped(f"left out: {printable(note)}"), err=True)
+        typer.echo(wrap_sentence(f"left out: {printable(note)}"), err=True)
     with progress(f"{len(plan.cases)} trials") as advance:
         return measuring.measure(plan, out, jobs, advance, cluster=cluster, retries=retries).failures
 

@@ -39,8 +39,8 @@ def _same(board: Board) -> tuple[Any, ...]:
 
 
 def _board(number: int, board: Board) -> dict[str, Any]:
-    figures = {"apart": drawn.critical(board), "front": drawn.front(board), "kinds": drawn.kinds(board)}
-    names = columns.measured(board)
+    figures = {"apart": drawn.critical(board), "front": drawn.pareto_figure(board), "kinds": drawn.kinds(board)}
+    names = columns.measured_columns(board)
     rows = [_row(board.full, names, "full")] if board.full else []
     rows += [_row(entry, names, "first" if entry.rank == 1 else "") for entry in board.entries]
     rows += [_row(entry, names, "over") for entry in board.over]
@@ -52,8 +52,9 @@ def _board(number: int, board: Board) -> dict[str, Any]:
     lines += [f"{line[:1].upper()}{line[1:]}." for line in columns.costs(board)]
     return {
         "name": board.title + ("" if board.run is None else f", training run {board.run}"),
-        "about": f"{drawn.about(board)} Ranked by the average rank over questions, by {drawn.measure_of(board).words}.",
-        "unkept": f"{board.unkept[:1].upper()}{board.unkept[1:]}.",
+        "about": f"{drawn.describe_board(board)} Ranked by the average rank over questions, "
+        f"by {drawn.measure_of(board).words}.",
+        "unkept": f"{board.budget_note[:1].upper()}{board.budget_note[1:]}.",
         "head": [columns.head()[name] for name in names],
         "rows": rows,
         "lines": lines,
@@ -118,7 +119,7 @@ def index(boards: Sequence[Board]) -> Group:
         best = board.entries[0]
         alike = max((len(group) - 1 for group in board.together if best.method in group), default=0)
         ends = [one and one.scores.get(board.by) for one in (best, board.full)]
-        scores = [MEASURES[board.by].say(each[0] if each else None) for each in ends]
+        scores = [MEASURES[board.by].format_value(each[0] if each else None) for each in ends]
         about = (board.model, board.data, board.passages, board.run, board.budget and f"{board.budget:.0%}", board.n)
         row = dict(zip(ABOUT, ("" if value is None else str(value) for value in about), strict=True))
         row |= {"by": columns.head()[board.by], "best": best.method, "score": scores[0], "full": scores[1]}
@@ -156,7 +157,7 @@ def report(board: Board) -> Group:
     parts: list[RenderableType] = [
         f"[bold]{plain(board.title)}[/]: {board.n} questions by {ranked}",
         f"[dim]{plain(board.device)}[/]",
-        *([board.unkept] if board.unkept else []),
+        *([board.budget_note] if board.budget_note else []),
         _table(QUALITY, board, short, paired=True),
         *_groups(board, short),
         "",
@@ -178,7 +179,7 @@ def _listed(board: Board) -> list[Standing]:
 def _table(asked: Sequence[str], board: Board, short: Mapping[str, str], paired: bool = False) -> Table:
     """Return a table of the known columns; `paired` adds the difference from full attention with its interval."""
     names, by = columns.head(), board.by
-    shown = [name for name in columns.measured(board) if name in asked]
+    shown = [name for name in columns.measured_columns(board) if name in asked]
     of = "gaps" if board.full and by in board.full.gaps else "scores"
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in shown:
@@ -212,7 +213,7 @@ def _kinds(board: Board, short: Mapping[str, str]) -> list[RenderableType]:
         for kind in kinds[begin : begin + KINDS]:
             table.add_column(plain(kind), justify="right", max_width=13)
         for entry in _listed(board):
-            row = [MEASURES[board.by].say(entry.kinds.get(kind)) for kind in kinds[begin : begin + KINDS]]
+            row = [MEASURES[board.by].format_value(entry.kinds.get(kind)) for kind in kinds[begin : begin + KINDS]]
             table.add_row(Text(short[entry.method]), *row)
         found.append(table)
     return found

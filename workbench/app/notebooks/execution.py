@@ -21,7 +21,7 @@ import papermill
 from papermill.exceptions import PapermillExecutionError
 
 from workbench.app.notebooks import counted_cells, notebook
-from workbench.app.notebooks.parameters import check, declared
+from workbench.app.notebooks.parameters import check, declared_parameters
 from workbench.app.notebooks.run import NotebookRun
 from workbench.app.reports import html, thumbnail
 from workbench.core.errors import BadInput
@@ -37,7 +37,7 @@ def execute(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     executed, started = folder / f"{name}.ipynb", time.monotonic()
-    takes_output = "output" in declared(path)
+    takes_output = "output" in declared_parameters(path)
     message = ""
     try:
         papermill.execute_notebook(

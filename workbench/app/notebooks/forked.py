@@ -45,7 +45,7 @@ NOTEBOOK = (
 
 
 @contextlib.contextmanager
-def served(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[list[str]]:
+def serve_forks(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[list[str]]:
     """Serve forks until the block ends; yield the command to use instead of `python -m`."""
     if not sys.platform.startswith("linux") or any(map(os.path.exists, GPUS)):
         yield PLAIN
@@ -94,11 +94,11 @@ def serve(address: str, modules: Sequence[str]) -> None:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.setsid()
-                sys.exit(become(asker, own))
+                sys.exit(run_requested_module(asker, own))
             asker.close()
 
 
-def become(asker: socket.socket, server: int) -> int:
+def run_requested_module(asker: socket.socket, server: int) -> int:
     """Run the requested module while the requester and the serving process live; return the exit code."""
     _, outputs, *_ = socket.recv_fds(asker, 1, 2)
     asked = json.loads(asker.makefile().readline())

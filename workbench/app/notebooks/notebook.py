@@ -30,9 +30,9 @@ from IPython.display import HTML, display
 
 from workbench.app.notebooks import told
 from workbench.app.notebooks import values as notebook_values
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.annotations import check as check_value
-from workbench.core.utils.annotations import fits, plain, words
+from workbench.core.utils.annotations import fits_annotation, plain, words
 from workbench.core.utils.files import write_atomically, write_text
 from workbench.core.utils.watched import BATCH, OPENED
 
@@ -137,7 +137,7 @@ def _validate(namespace: MutableMapping[str, Any], checks: Mapping[str, Check]) 
         value = _typed(name, namespace[name], annotation)
         for item in value if isinstance(value, list | tuple) else (value,):
             if name in checks and value is not None and not _holds(checks[name], name, item):
-                raise BadInput(f"parameter {name} is {shown(item)}: allowed is {checks[name].allowed}")
+                raise BadInput(f"parameter {name} is {format_value(item)}: allowed is {checks[name].allowed}")
         namespace[name] = value
     of_keys = {name for name, check in checks.items() if check is KV_HEAD}
     notebook_values.check({f"kv_{name}" if name in of_keys else name: namespace[name] for name in annotations})
@@ -148,7 +148,7 @@ def _holds(check: Check, name: str, value: Any) -> bool:
     try:
         return check.holds(value)
     except BadInput as why:
-        raise BadInput(f"parameter {name} is {shown(value)}: {why}") from None
+        raise BadInput(f"parameter {name} is {format_value(value)}: {why}") from None
 
 
 def _check_names(given: Collection[str], annotations: Mapping[str, Any]) -> None:
@@ -171,17 +171,17 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
             return origin(_typed(name, item, parts[0]) for item in value)
         return plain(annotation)(value) if annotation is float else value
     check_value(f"parameter {name}", value, annotation)
-    raise BadInput(f"parameter {name} is {shown(value)}: it must be {words(annotation)}")
+    raise BadInput(f"parameter {name} is {format_value(value)}: it must be {words(annotation)}")
 
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Return whether `value` has the outer type of `annotation`; elements of lists are checked later."""
     kind = plain(annotation)
     if kind is float:
-        return fits(value, int) or (isinstance(value, float | str) and _is_finite(value))
+        return fits_annotation(value, int) or (isinstance(value, float | str) and _is_finite(value))
     if kind in (list, tuple):
         return isinstance(value, list | tuple)
-    return fits(value, kind)
+    return fits_annotation(value, kind)
 
 
 def _is_finite(value: float | str) -> bool:

@@ -71,7 +71,7 @@ def selector(source: str, name: str) -> Select:
     return policy()
 
 
-def absent(model: str) -> str:
+def fetch_note(model: str) -> str:
     """Return a note on a model whose weights, or whose base's, must be fetched first; else ""."""
     base = checkpoints.base_name(model)
     if base not in pretrained.CATALOGUE:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput, first_line, meant
+from workbench.core.errors import BadInput, did_you_mean, first_line
 from workbench.core.utils import json_text
 
 
-def declared(path: Path) -> dict[str, str]:
+def declared_parameters(path: Path) -> dict[str, str]:
     """Return {parameter: source of its default} of a notebook. Raises BadInput for other files."""
     if path.suffix != ".ipynb" or not path.is_file():
         raise BadInput(f"{path} is no notebook file")
@@ -25,13 +25,13 @@ def declared(path: Path) -> dict[str, str]:
         raise BadInput(f"{path} is no notebook that can be read: {first_line(problem)}") from None
 
 
-def taken(notebooks: Sequence[Path], names: Collection[str]) -> dict[Path, list[str]]:
+def accepted_parameters(notebooks: Sequence[Path], names: Collection[str]) -> dict[Path, list[str]]:
     """Return which of the names each notebook declares. Raises BadInput for a name that none declares."""
-    known = {path: declared(path).keys() - {"output"} for path in notebooks}
+    known = {path: declared_parameters(path).keys() - {"output"} for path in notebooks}
     every = sorted(set().union(*known.values()))
     if odd := [name for name in names if name not in every]:
         listed = ", ".join(every) or "none"
-        raise BadInput(f"unknown parameter {odd[0]}: the notebooks take {listed}{meant(odd[0], every)}")
+        raise BadInput(f"unknown parameter {odd[0]}: the notebooks take {listed}{did_you_mean(odd[0], every)}")
     return {path: [name for name in names if name in known[path]] for path in notebooks}
 
 
@@ -50,6 +50,6 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
 
 def _cells(path: Path) -> list[str]:
     """Return the sources of the code cells from the first tagged `parameters` on."""
-    cells = [cell for cell in json_text.read(path)["cells"] if cell["cell_type"] == "code"]
+    cells = [cell for cell in json_text.read_json(path)["cells"] if cell["cell_type"] == "code"]
     tagged = [at for at, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", [])]
     return ["".join(cell["source"]) for cell in cells[tagged[0] :]] if tagged else []

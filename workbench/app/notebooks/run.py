@@ -116,7 +116,7 @@ class NotebookWorkers:
         """Start the fork server, unless it runs; requests wait for its imports."""
         if self.python != forked.PLAIN:
             return
-        self.python = self.stack.enter_context(forked.served(self.environment, forked.NOTEBOOK))
+        self.python = self.stack.enter_context(forked.serve_forks(self.environment, forked.NOTEBOOK))
         if self.python != forked.PLAIN:
             folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
             paths = (forked.kernel_in(folder, self.python), os.environ.get("JUPYTER_PATH"))

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.app.notebooks import notebook
-from workbench.app.notebooks.parameters import taken
+from workbench.app.notebooks.parameters import accepted_parameters
 from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers
 from workbench.app.reports import html
 from workbench.core.utils.files import write_atomically, write_text
@@ -46,7 +46,7 @@ def tasks(
     Raises BadInput for a file that is not a notebook, and for a parameter that none declares.
     """
     found: dict[str, NotebookTask] = {}
-    for path, names in taken(notebooks, lists).items():
+    for path, names in accepted_parameters(notebooks, lists).items():
         own = {name: lists[name] for name in names}
         for values in product(*own.values()):
             given = dict(zip(own, values, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import HTML, display, update_display
 
-from workbench.core.errors import brief
+from workbench.core.errors import shorten
 
 LINE = "told"  # display id
 LINE_STYLE = "margin: 4px 0; font-size: 12px; line-height: 1.6; color: var(--jp-ui-font-color2, #5a6068)"
@@ -25,7 +25,7 @@ def values(namespace: Mapping[str, Any]) -> str:
     """Return parameters as HTML, `name=value` each, without None, empty values and `output`."""
     names = (name for name in namespace.get("__annotations__", {}) if name in namespace and name != OUTPUT)
     chosen = ((name, namespace[name]) for name in names if namespace[name] not in (None, "", [], ()))
-    return " ".join(PAIR.format(escape(name), escape(brief(_written(value)))) for name, value in chosen)
+    return " ".join(PAIR.format(escape(name), escape(shorten(_written(value)))) for name, value in chosen)
 
 
 def _written(value: Any) -> str:

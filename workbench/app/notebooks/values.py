@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils import json_text
 from workbench.core.utils.files import check_folder, is_dir
 
@@ -51,7 +51,7 @@ def is_policy(kind: str, spec: str) -> bool:
 
 def _in_range(name: str, value: int, count: int, of: str) -> None:
     if not 0 <= value < count:
-        raise BadInput(f"parameter {name} is {shown(value)}: {of} has 0 to {count - 1:,}")
+        raise BadInput(f"parameter {name} is {format_value(value)}: {of} has 0 to {count - 1:,}")
 
 
 def _device(name: str) -> None:
@@ -82,7 +82,7 @@ def _declared(name: str) -> dict[str, Any]:
         if base in pretrained.CATALOGUE and not pretrained.is_there(base):
             return {}
         folder = checkpoints.base_folder(model_names.folder(name))
-    config = json_text.read(folder / "config.json")
+    config = json_text.read_json(folder / "config.json")
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
 
@@ -99,7 +99,7 @@ def _samples(name: str) -> int:
     from workbench.data.lab_corpus import style as lab_style
 
     if lab_style.is_lab(name):
-        lab_style.named(name)
+        lab_style.style_named(name)
         return MOST_SAMPLES
     if data.is_generated(name) or re.fullmatch("|".join(map(re.escape, manuals.PARTS)), name):
         return MOST_SAMPLES

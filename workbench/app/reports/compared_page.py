@@ -13,7 +13,7 @@ from workbench.experiments.trials.run_differences import COSTS, RunComparison
 from workbench.experiments.trials.runs import Run
 from workbench.metrics import latency
 from workbench.plots.marks.pages import inert, render
-from workbench.plots.reports.run_differences import difference_rows, differences, ends, measure_of, said
+from workbench.plots.reports.run_differences import difference_rows, differences, ends, measure_of, run_sentences
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")
 LONGEST, SHORT = 60, 15  # characters of a question or answer on a page; of an answer in the terminal
@@ -44,7 +44,7 @@ def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
 
 def markdown(found: RunComparison) -> str:
     """Return the comparison as Markdown; users' texts are escaped."""
-    parts = ["# Comparison of runs", *map(_md, said(found))]
+    parts = ["# Comparison of runs", *map(_md, run_sentences(found))]
     for title, head, rows in tables(found):
         parts.append(f"## {_md(title)}")
         if not rows:
@@ -58,7 +58,7 @@ def markdown(found: RunComparison) -> str:
 
 def page(found: RunComparison) -> str:
     """Return the comparison as one self-contained HTML page that follows the reader's theme."""
-    texts = {"said": said(found), "tables": list(tables(found)), "sources": _sources(found)}
+    texts = {"said": run_sentences(found), "tables": list(tables(found)), "sources": _sources(found)}
     figure = inert(json.loads(differences(found, titled=False).to_json()))
     return render("compared", title="Comparison of runs", figure=figure, **texts)
 
@@ -74,7 +74,7 @@ def _cost(row: dict[str, Any], name: str) -> Sequence[str]:
         return *cells, "", ""
     if row["ttft_n"] < latency.CLAIMED:  # too few requests for a ratio
         return COSTS[name], _scaled(row[name] * 1e3), "–", "", f"{row['ttft_n']:.0f}"
-    ends = latency.spread(row | {"n": row["ttft_n"]})
+    ends = latency.spread_ends(row | {"n": row["ttft_n"]})
     around = " to ".join(_scaled(end * 1e3, 3) for end in ends) if ends else ""
     return *cells, around, f"{row['ttft_n']:.0f}"
 
@@ -133,7 +133,7 @@ def overview(found: RunComparison, width: int = WIDTH) -> Group:
         "all scores, costs, answers and settings: --details, or --html FILE",
     ]
     dim = [f"[dim]{plain(line)}[/]" for line in lines]
-    return Group(*(f"[bold]{plain(line)}[/]" for line in said(found)), "", table, *in_full(short), *dim)
+    return Group(*(f"[bold]{plain(line)}[/]" for line in run_sentences(found)), "", table, *in_full(short), *dim)
 
 
 Cells = list[tuple[str, str]]  # per run: a value, and the line below it
@@ -144,10 +144,10 @@ def _scores(found: RunComparison, runs: Sequence[Run]) -> dict[str, Cells]:
     told = {(each.score, each.run): each for each in found.differences}
     columns = {}
     for score in dict.fromkeys(each.score for each in found.differences):
-        measure, cells = measure_of(score), [(measure_of(score).say(found.base.scores[score]), "")]
+        measure, cells = measure_of(score), [(measure_of(score).format_value(found.base.scores[score]), "")]
         for run in runs[1:]:
             each = told.get((score, run.name))
-            cells.append((measure.say(each.one), ends(each).partition(":")[0]) if each else ("–", ""))
+            cells.append((measure.format_value(each.one), ends(each).partition(":")[0]) if each else ("–", ""))
         columns[measure.short] = cells
     return columns
 
@@ -175,7 +175,7 @@ def _that_fit(columns: dict[str, Cells], width: int) -> dict[str, Cells]:
 
 def report(found: RunComparison) -> Group:
     """Return all differences in tables of 80 columns; several runs get a block of lines each."""
-    parts: list[rich_table.Table | str] = [*(f"[bold]{plain(line)}[/]" for line in said(found)), ""]
+    parts: list[rich_table.Table | str] = [*(f"[bold]{plain(line)}[/]" for line in run_sentences(found)), ""]
     for title, head, rows in tables(found, brief=True):
         if not rows:
             parts += [f"[dim]{plain(title)}: none[/]", ""]

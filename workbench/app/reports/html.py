@@ -23,7 +23,7 @@ from plotly.offline import get_plotlyjs
 from workbench.app.explore.editor import html as prompt_html
 from workbench.plots.marks import pages, theme
 from workbench.plots.marks.pages import inert
-from workbench.plots.marks.table import rejoined
+from workbench.plots.marks.table import original_text
 
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -41,7 +41,7 @@ TABLE = """<figure class="wb-figure" id="{name}">{head}<div class="wb-scroll"><t
 MOVED = '<p class="wb-own">The figure of this section is <a href="#{name}">at the top of the page</a>.</p>'
 
 
-def drawn(figure: Mapping[str, Any], name: str) -> str:
+def figure_html(figure: Mapping[str, Any], name: str) -> str:
     """Return the HTML of a figure in plotly's JSON: title and texts, plot or table, caption."""
     texts, plot = theme.unframed(inert(dict(figure)))
     head = f"<h3>{texts['title']}</h3>" if texts else ""
@@ -72,7 +72,7 @@ def _table(trace: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _row(texts: Iterable[Any], sides: Sequence[str], tag: str, group: str = "") -> str:
-    written = [rejoined(str(text)) for text in texts]
+    written = [original_text(str(text)) for text in texts]
     looks = [side or ("" if " " in text else "number") for text, side in zip(written, sides, strict=True)]
     cells = (
         f"<{tag}{f' class={look}' if look else ''}>{text}</{tag}>" for text, look in zip(written, looks, strict=True)
@@ -86,7 +86,7 @@ class _PlotlyToHtml(Preprocessor):
     def preprocess_cell(self, cell: Any, resources: Any, index: int) -> tuple[Any, Any]:
         for number, output in enumerate(cell.get("outputs", [])):
             if figure := output.get("data", {}).get(PLOTLY):
-                output.data = {"text/html": drawn(figure, f"figure-{index}-{number}")}
+                output.data = {"text/html": figure_html(figure, f"figure-{index}-{number}")}
             if prompt := output.get("data", {}).get(prompt_html.MIME):
                 output.data = {"text/html": prompt_html.body(prompt, f"prompt-{index}-{number}")}
         return cell, resources
@@ -148,7 +148,7 @@ def _main_picture(notebook: Any) -> str:
             if figure and any(trace.get("type") != "table" for trace in figure.get("data", [])):
                 name = f"figure-{index}-{number}"
                 output.data = {"text/html": MOVED.format(name=name)}
-                return drawn(figure, name)
+                return figure_html(figure, name)
     return ""
 
 

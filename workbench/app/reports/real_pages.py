@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.app.notebooks.parameters import declared
+from workbench.app.notebooks.parameters import declared_parameters
 from workbench.app.notebooks.run import NotebookTask
 from workbench.core.utils.stages import stage
 from workbench.models import checkpoints, pretrained
@@ -40,7 +40,7 @@ def asks_real_model(task: NotebookTask) -> bool:
 
 def _own_model(notebook: Path) -> str:
     """Return a notebook's default model; "" if it has none."""
-    return declared(notebook).get("model", "").strip("\"'")
+    return declared_parameters(notebook).get("model", "").strip("\"'")
 
 
 def task(

@@ -22,10 +22,10 @@ import typer
 from workbench import models
 from workbench.app.console.text import duration, progress
 from workbench.app.docs import site as docs_site
-from workbench.app.notebooks.parameters import declared, taken
+from workbench.app.notebooks.parameters import accepted_parameters, declared_parameters
 from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers
 from workbench.app.reports import real_pages
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.files import check_folder, write_text
 from workbench.core.utils.stages import NOTHING, keeps
@@ -91,7 +91,7 @@ def run(
             for run in _told(workers.run(ordered, fetching.leaves_out, advance)):
                 finished[run.name] = run
             missing = fetching.missing()
-            links = LINKS if building.put(out / "docs") else []
+            links = LINKS if building.copy_when_built(out / "docs") else []
             if building.wanted and not links:
                 typer.echo("the documentation was not built: `make docs` says why", err=True)
     lab, ours = ([finished[task.name] for task in part if task.name in finished] for part in (tasks, real_tasks))
@@ -107,11 +107,13 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
     for path in notebooks:
         if not NAME.fullmatch(path.stem):
             raise BadInput(
-                f"{shown(path.name)}: the name of a notebook has letters, digits, blanks, '.', '-' and '_' only"
+                f"{format_value(path.name)}: the name of a notebook has letters, digits, blanks, '.', '-' and '_' only"
             )
     if len({path.stem for path in notebooks}) < len(notebooks):
         raise BadInput("two notebooks have the same name: their results would share a folder")
-    return {path: {name: given[name] for name in names} for path, names in taken(notebooks, given).items()}
+    return {
+        path: {name: given[name] for name in names} for path, names in accepted_parameters(notebooks, given).items()
+    }
 
 
 def _told(runs: Iterable[NotebookRun]) -> Iterator[NotebookRun]:
@@ -160,7 +162,7 @@ PARAMETER = "results"
 
 def takes_results(notebooks: Sequence[Path]) -> list[Path]:
     """Return the notebooks with a parameter `results`. Raises BadInput if there is none."""
-    chosen = [path for path in notebooks if PARAMETER in declared(path)]
+    chosen = [path for path in notebooks if PARAMETER in declared_parameters(path)]
     if not chosen:
         raise BadInput(f"none of {len(notebooks)} notebooks has a parameter {PARAMETER!r}")
     return chosen
@@ -178,7 +180,7 @@ def parameters_of(places: Sequence[str], notebooks: Sequence[Path]) -> dict[str,
     given: dict[str, Any] = {PARAMETER: [_whole(place) for place in places]}
     own = found.counts("trial")
     own = own[own.source != SHIPPED]
-    for name in {"model", "data"} & {name for path in notebooks for name in declared(path)}:
+    for name in {"model", "data"} & {name for path in notebooks for name in declared_parameters(path)}:
         known = [value for value in own[name].unique() if value]
         if len(known) == 1 and (name == "data" or _is_there(known[0])):
             given[name] = str(Path(known[0]).resolve()) if Path(known[0]).exists() else known[0]

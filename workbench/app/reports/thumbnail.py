@@ -43,9 +43,9 @@ def write(executed: Path, folder: Path) -> Path:
 
 def picture(executed: Path) -> dict[str, Any]:
     """Return a notebook's picture: {"figure": plotly JSON}, {"image": data URI}, {"text": …} or {}."""
-    drawn = [still(figure) for figure in figures(executed)]
+    drawn = [without_interaction(figure) for figure in figures(executed)]
     if figure := next((each for each in drawn if not _is_text(each)), next(iter(drawn), None)):
-        return {"figure": small(figure)}
+        return {"figure": shrink_figure(figure)}
     outputs = list(_outputs(executed))
     for data in outputs:
         for kind in IMAGES:
@@ -62,7 +62,7 @@ def _outputs(executed: Path) -> Iterator[Mapping[str, Any]]:
             yield output.get("data", {})
 
 
-def still(figure: Mapping[str, Any]) -> dict[str, Any]:
+def without_interaction(figure: Mapping[str, Any]) -> dict[str, Any]:
     """Return a figure without its interactive parts: hover texts, frames, hidden traces, actions."""
     layout = {key: value for key, value in figure.get("layout", {}).items() if key != "hoverlabel"}
     for name, parts in (("sliders", "steps"), ("updatemenus", "buttons")):
@@ -71,7 +71,7 @@ def still(figure: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": [_seen(trace) for trace in figure.get("data", [])], "layout": layout}
 
 
-def small(figure: Mapping[str, Any]) -> dict[str, Any]:
+def shrink_figure(figure: Mapping[str, Any]) -> dict[str, Any]:
     """Return a still figure as a small picture: its first panel (two for maps), at the picture's size.
 
     Title, legend and controls are dropped, axis titles kept, long names shortened. Tables stay unchanged.

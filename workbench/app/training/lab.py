@@ -14,7 +14,7 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 from workbench.core.utils.stages import keeps, stage
 from workbench.training.lab.config import STORAGES, PretrainConfig
-from workbench.training.run_folder import check_minutes, kept
+from workbench.training.run_folder import check_minutes, saved_state_message
 
 LINE_EVERY = 500  # steps
 
@@ -42,9 +42,9 @@ def train_model(
             import torch  # and modules that import it: not for `--help`
             from accelerate import PartialState
 
-            from workbench.training.common import watched
+            from workbench.training.common import show_curve
             from workbench.training.lab import checkpoint
-            from workbench.training.lab.train import STAGES, check, finished, train, train_tokenizer
+            from workbench.training.lab.train import STAGES, check, is_finished, train, train_tokenizer
 
         check(config, out, workers)  # before the tokenizer is trained
         logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # warns at every save about tied embeddings
@@ -54,8 +54,8 @@ def train_model(
     spent = float(clock.read_text(encoding="utf-8")) if clock.is_file() else 0.0
     main = PartialState().is_main_process
     stages = len(STAGES)
-    shown = watched(main, LINE_EVERY, lambda row: _postfix(row, stages), minutes=minutes)
-    with keeps(partial(kept, out)), shown as show:
+    shown = show_curve(main, LINE_EVERY, lambda row: _postfix(row, stages), minutes=minutes)
+    with keeps(partial(saved_state_message, out)), shown as show:
 
         def report(row: dict[str, Any]) -> None:
             show(row)
@@ -67,7 +67,7 @@ def train_model(
         return
     seconds = spent + time.monotonic() - begin
     write_text(clock, f"{seconds}\n")
-    if finished(config, reached, stages - 1):
+    if is_finished(config, reached, stages - 1):
         device = next(model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
         size = sum(p.numel() for p in model.parameters())

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.app.console import text
-from workbench.app.console.options import of_fields, taking
+from workbench.app.console.options import of_fields, with_options
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.stages import keeps
 from workbench.data.lab_corpus.style import is_lab
-from workbench.training.run_folder import check_minutes, kept
+from workbench.training.run_folder import check_minutes, saved_state_message
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.text.data_fields import DataFields
 
@@ -39,7 +39,7 @@ def _option(help: str, panel: str | None = None, shown: bool | str = True) -> ty
 
 
 @app.command(epilog="Example: workbench tune --model lab-full --data lab --out runs/block --steps 300 --lr 5e-4")
-@taking(of_fields(TuneConfig, {}, PANELS) + of_fields(DataFields, {}, PANELS, text=("passages", "kinds", "mix")))
+@with_options(of_fields(TuneConfig, {}, PANELS) + of_fields(DataFields, {}, PANELS, text=("passages", "kinds", "mix")))
 def tune(
     model: Annotated[str, _option("Base model: checkpoint folder or name (see `workbench models`)")],
     out: Annotated[Path, _option("Folder of the run; rerun with the same settings to resume")],
@@ -93,7 +93,7 @@ def tune(
     given |= {"passages": passages, "kinds": kinds, "mix": mix, "exclude": tuple(map(str, exclude or ()))}
 
     with text.progress("tuning"), text.importing():  # torch, transformers: not for `--help`
-        from workbench.training.common import READ_EVERY, stoppable, watched
+        from workbench.training.common import READ_EVERY, show_curve, stoppable
         from workbench.training.tuning.output import save_adapter, save_model
         from workbench.training.tuning.scores import Evaluation
         from workbench.training.tuning.start import draw_own_answers, start
@@ -104,7 +104,7 @@ def tune(
     evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # warns at every save about tied embeddings
     more = {"attention": attention, "say": typer.echo}
-    with keeps(partial(kept, out)), stoppable() as asked:
+    with keeps(partial(saved_state_message, out)), stoppable() as asked:
         run, source = start(config, model, Data(data, **given), out, evaluation, device, layout, stop=asked, **more)
         draw_own_answers(run, source)
         main = run.accelerator.is_main_process
@@ -113,7 +113,7 @@ def tune(
             if config.adapts:
                 save_adapter(run, progress, out / "adapter", base_name)
 
-        with watched(main, LINES * READ_EVERY, _postfix, config.steps) as watch:
+        with show_curve(main, LINES * READ_EVERY, _postfix, config.steps) as watch:
             show = partial(_show, watch)
             progress = train(run, source, evaluation, show, save_every, workers, minutes, saved)
         if asked():

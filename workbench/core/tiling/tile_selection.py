@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from workbench.core.tiling import tiles as grids
-from workbench.core.tiling.tiles import Grid, folded, means
+from workbench.core.tiling.tiles import Grid, means, tokens_to_tiles
 
 
 def bfla(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
@@ -21,7 +21,9 @@ def bfla(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
     A logit is the largest product of a vector of the query block and a vector of the key block, times 1/sqrt(D). A
     vector is `flat` neighbouring tokens concatenated; the last block is padded with zeros.
     """
-    ours, theirs = (folded(x, block).flatten(1, 2).unflatten(1, (-1, flat)).flatten(2) for x in (queries, keys))
+    ours, theirs = (
+        tokens_to_tiles(x, block).flatten(1, 2).unflatten(1, (-1, flat)).flatten(2) for x in (queries, keys)
+    )
     groups, group = block // flat, len(queries) // len(keys)
     step, found = max(1, grids.ELEMENTS // (group * groups * theirs.shape[1])) * groups, []
     for head, key in enumerate(theirs):
@@ -44,7 +46,7 @@ def flash_prefill(queries: Tensor, keys: Tensor, rows: Tensor, block: int) -> Te
     for part in grid.chunks(len(queries) * grid.shape[1]):
         logits = (queries[:, part].float().unflatten(0, (len(keys), -1)) @ wide).flatten(0, 1)
         logits = (logits * keys.shape[-1] ** -0.5).masked_fill_(ends > rows[part, None], -torch.inf)
-        found.append(grid.folded(logits, -torch.inf).logsumexp(2))  # [Hq, i, b, J]
+        found.append(grid.rows_to_tiles(logits, -torch.inf).logsumexp(2))  # [Hq, i, b, J]
     return torch.cat(found, 1)
 
 
@@ -61,11 +63,11 @@ def xattention(queries: Tensor, keys: Tensor, rows: Tensor, block: int, stride: 
     """
     group, per, grid = len(queries) // len(keys), block // stride, Grid(rows, keys.shape[1], block)
     squares = Grid(rows, keys.shape[1], stride)
-    wide, last, found = folded(keys, stride).flatten(2), squares.last, []
+    wide, last, found = tokens_to_tiles(keys, stride).flatten(2), squares.last_positions, []
     for head, key in enumerate(wide):
         mine, parts = queries[head * group : (head + 1) * group], []
         for part in grid.chunks(-(-group * squares.shape[1] // stride)):
-            ours = folded(mine[:, part], stride).flip(2).flatten(2)
+            ours = tokens_to_tiles(mine[:, part], stride).flip(2).flatten(2)
             ahead = squares.columns * stride > last[part.start // stride :, None][: ours.shape[1]]
             logits = (ours @ key.mT * (keys.shape[-1] ** -0.5 / stride)).masked_fill_(ahead, -torch.inf)
             share = logits.softmax(-1)
@@ -104,7 +106,7 @@ class TileRule:
     seed: int = 0
 
 
-def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
+def fewest_reaching(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
     """Return the fewest entries of `weights` [..., J] that reach `share` of their sum: bool, of the same shape.
 
     The entry that crosses the share is included. Entries in `first` are ranked first, and count. A share of 1 selects
@@ -121,20 +123,22 @@ def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None
     return kept if first is None else kept | first
 
 
-def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
+def tiles_kept_by(
+    weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int = 1, logits: bool = False
+) -> Tensor:
     """Return the tiles [Hq, I, J] (bool) that `rule` keeps for rows [R] over `length` keys.
 
     weights   [Hq, I', J'] of pairs of blocks: nonnegative, or with `logits`, logits to apply softmax to
     group     number of neighbouring heads that keep the union of their selections
     """
     grid = Grid(rows, length, rule.tile)
-    found = causes(chosen(weights, Grid(rows, length, rule.block), rule, group, logits), grid, rule)
+    found = tiles_by_reason(blocks_by_weight(weights, Grid(rows, length, rule.block), rule, group, logits), grid, rule)
     return grid.tiles(torch.stack(torch.broadcast_tensors(*found.values())).any(0), len(weights)).kept
 
 
-def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
+def blocks_by_weight(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
     """Return the blocks [H, I', J'] (bool) that any query head of a group keeps by weight."""
-    seen = (blocks.columns + 1) * rule.block - 1 <= blocks.last[:, None] if rule.whole else blocks.causal
+    seen = (blocks.columns + 1) * rule.block - 1 <= blocks.last_positions[:, None] if rule.whole else blocks.causal
     if logits:
         weights = weights.masked_fill(~seen, -torch.inf).softmax(-1)
     weights = weights.masked_fill(~seen, 0)
@@ -142,11 +146,11 @@ def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits
         found = (weights >= rule.part * weights.amax(-1, keepdim=True)) & seen
     else:
         share = torch.as_tensor(rule.mass, dtype=torch.float64, device=weights.device).view(-1, 1, 1)
-        found = smallest(weights, share, blocks.own | (blocks.columns == 0) if rule.first else None)
+        found = fewest_reaching(weights, share, blocks.own_tiles | (blocks.columns == 0) if rule.first else None)
     return found.unflatten(0, (-1, group)).any(1)
 
 
-def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
+def tiles_by_reason(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
     """Return the tiles of `grid` that are kept, by reason: {reason: [H, I, J] bool, or broadcastable to it}.
 
     Reasons: mass (of the blocks `found` [H, I', J']), local, sink, tail, stride, random.
@@ -155,9 +159,9 @@ def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
     fine = found.repeat_interleave(wide, 1).repeat_interleave(wide, 2)
     return {
         "mass": fine[:, : grid.shape[0], : grid.shape[1]],
-        "local": grid.near(rule.local)[None],
+        "local": grid.near_tiles(rule.local)[None],
         "sink": (grid.columns < rule.sink)[None, None],
-        "tail": (grid.last >= (grid.length if rule.tail is None else rule.tail))[None, :, None],
+        "tail": (grid.last_positions >= (grid.length if rule.tail is None else rule.tail))[None, :, None],
         "stride": _strided(grid, rule)[None],
         "random": _drawn(grid, rule, len(found)),
     }
@@ -167,7 +171,7 @@ def _strided(grid: Grid, rule: TileRule) -> Tensor:
     """Return [I, J] bool: one in `stride` tiles, in an order that depends on `seed`."""
     if not rule.stride:
         return torch.zeros(grid.shape, dtype=torch.bool, device=grid.rows.device)
-    i = grid.first[:, None] // rule.tile
+    i = grid.first_positions[:, None] // rule.tile
     return (131 * i + 17 * grid.columns + rule.seed) % rule.stride == 0
 
 
@@ -176,6 +180,6 @@ def _drawn(grid: Grid, rule: TileRule, heads: int) -> Tensor:
     if not rule.random:
         return torch.zeros(1, *grid.shape, dtype=torch.bool, device=grid.rows.device)
     h = torch.arange(heads, device=grid.rows.device)[:, None, None]
-    i = grid.first[:, None] // rule.tile
+    i = grid.first_positions[:, None] // rule.tile
     mixed = (i + 1) * 1103515245 + (grid.columns + 1) * 12345 + (h + 1) * 2654435761 + rule.seed
     return (mixed & 0x7FFFFFFF) % 1_000_000 < rule.random * 1_000_000

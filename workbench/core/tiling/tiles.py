@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils import annotations, html_views
 
 
@@ -54,7 +54,7 @@ class Tiles:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kept, torch.Tensor):
-            raise BadInput(f"kept is {shown(self.kept)}: tiles are [heads, query tiles, key tiles] bool")
+            raise BadInput(f"kept is {format_value(self.kept)}: tiles are [heads, query tiles, key tiles] bool")
         annotations.check("size", self.size, int)
         if self.kept.ndim != 3 or self.kept.dtype != torch.bool:
             raise BadInput(
@@ -193,12 +193,12 @@ class Grid:
         return -(-len(self.rows) // self.size), -(-self.length // self.size)
 
     @cached_property
-    def first(self) -> Tensor:
+    def first_positions(self) -> Tensor:
         """[I] position of the first row of each query tile."""
         return self.rows[:: self.size]
 
     @cached_property
-    def last(self) -> Tensor:
+    def last_positions(self) -> Tensor:
         """[I] position of the last row of each query tile."""
         ends = torch.arange(1, self.shape[0] + 1, device=self.rows.device) * self.size - 1
         return self.rows[ends.clamp(max=len(self.rows) - 1)]
@@ -211,10 +211,10 @@ class Grid:
     @cached_property
     def causal(self) -> Tensor:
         """[I, J] bool: some row of the query tile may attend to some key of the key tile."""
-        return self.columns * self.size <= self.last[:, None]
+        return self.columns * self.size <= self.last_positions[:, None]
 
     @cached_property
-    def own(self) -> Tensor:
+    def own_tiles(self) -> Tensor:
         """[I, J] bool: the key tile contains the position of a row of the query tile; there may be several."""
         own = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
         tile = torch.arange(len(self.rows), device=self.rows.device) // self.size
@@ -222,28 +222,28 @@ class Grid:
         return own
 
     @cached_property
-    def held(self) -> Tensor:
+    def tiles_with_rows(self) -> Tensor:
         """[J] bool: the key tile contains the position of any row."""
-        return self.own.any(0)
+        return self.own_tiles.any(0)
 
-    def near(self, count: int) -> Tensor:
+    def near_tiles(self, count: int) -> Tensor:
         """Return [I, J] bool: own tiles, and `count` tiles before each of them."""
-        sums = pad(self.own.int().cumsum(1), (1, 0))  # number of own tiles before tile j
+        sums = pad(self.own_tiles.int().cumsum(1), (1, 0))  # number of own tiles before tile j
         ends = (self.columns + count + 1).clamp(max=self.shape[1])
         return sums[:, ends] > sums[:, :-1]
 
     def tail(self, count: int, length: int | None = None) -> Tensor:
         """Return [I, 1] bool: query tiles with a row in the last `count` tiles of a prompt of `length` tokens."""
         whole = self.length if length is None else length
-        return (self.last >= (-(-whole // self.size) - count) * self.size)[:, None] & (count > 0)
+        return (self.last_positions >= (-(-whole // self.size) - count) * self.size)[:, None] & (count > 0)
 
-    def united(self, kept: Tensor, heads: int) -> Tensor:
+    def union_over_groups(self, kept: Tensor, heads: int) -> Tensor:
         """Return [..., Hq, I, J] bool: the union over query tiles and over groups of `heads` neighbouring heads.
 
         It includes the tiles of the rows themselves, as far as the causal mask allows (CompactAttention, section 3.2).
         """
         groups = kept.unflatten(-3, (-1, heads))
-        union = groups.flatten(-3, -2).any(-2)[..., None, None, :] | self.held  # […, G, 1, 1, J]
+        union = groups.flatten(-3, -2).any(-2)[..., None, None, :] | self.tiles_with_rows  # […, G, 1, 1, J]
         return (union & self.causal).expand_as(groups).flatten(-4, -3)
 
     def chunks(self, width: int) -> Iterator[slice]:
@@ -252,7 +252,7 @@ class Grid:
         for at in range(0, len(self.rows), step):
             yield slice(at, min(at + step, len(self.rows)))
 
-    def folded(self, x: Tensor, fill: float = 0.0) -> Tensor:
+    def rows_to_tiles(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """Return rows […, r, X] as query tiles […, i, size, X], the last one padded with `fill`."""
         return pad(x, (0, 0, 0, -x.shape[-2] % self.size), value=fill).unflatten(-2, (-1, self.size))
 
@@ -261,7 +261,7 @@ class Grid:
 
         Tiles in the future of all rows are dropped. Each row's own tile is kept, so no row is left without keys.
         """
-        kept = (kept | self.own) & self.causal
+        kept = (kept | self.own_tiles) & self.causal
         wide = columns if columns is None else columns.repeat_interleave(heads // len(columns), 0)
         group = heads // len(kept)
         return Tiles(kept.repeat_interleave(group, 0), self.size, wide, group if columns is None else 1)
@@ -272,7 +272,7 @@ class Grid:
         ends = (starts + self.size).clamp(max=self.length)
         for part in self.chunks(self.shape[1]):
             seen = (self.rows[part, None] + 1).minimum(ends) - starts
-            found.append(self.folded(seen.clamp(min=0)).sum(1))
+            found.append(self.rows_to_tiles(seen.clamp(min=0)).sum(1))
         return torch.cat(found)
 
 
@@ -300,10 +300,10 @@ def means(keys: Tensor, size: int) -> Tensor:
     """Return the mean key [H, J, D] (fp32) of each tile of keys [H, T, D]; the last tile may be short."""
     count = torch.full((-(-keys.shape[1] // size), 1), size, device=keys.device)
     count[-1] -= -keys.shape[1] % size
-    return folded(keys, size).sum(2) / count
+    return tokens_to_tiles(keys, size).sum(2) / count
 
 
-def folded(x: Tensor, size: int) -> Tensor:
+def tokens_to_tiles(x: Tensor, size: int) -> Tensor:
     """Return [H, T, D] as tiles [H, J, size, D] (fp32), padded with zeros."""
     return pad(x.float(), (0, 0, 0, -x.shape[1] % size)).unflatten(1, (-1, size))
 
@@ -352,6 +352,6 @@ def _by_tile(queries: Tensor, keys: Tensor, grid: Grid, reduce: Callable[[Tensor
         parts = []
         for _, share in attention(queries[head * group : (head + 1) * group], one[None], grid):
             wide = pad(share, (0, -share.shape[-1] % grid.size)).unflatten(-1, (-1, grid.size))
-            parts.append(reduce(grid.folded(reduce(wide, -1)), 2))
+            parts.append(reduce(grid.rows_to_tiles(reduce(wide, -1)), 2))
         found.append(torch.cat(parts, 1))
     return torch.cat(found)

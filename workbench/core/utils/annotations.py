@@ -15,7 +15,7 @@ from inspect import signature
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from workbench.core.errors import BadInput, kind_of, shown
+from workbench.core.errors import BadInput, format_value, kind_of
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 EACH = 8  # maximum processes per core
@@ -23,7 +23,7 @@ COUNT = "0 or more"
 
 
 @dataclass(frozen=True)
-class Needed:
+class Requirement:
     """Description of what is allowed, for error messages; used in an `Annotated` type."""
 
     text: str
@@ -60,22 +60,22 @@ def check_fields(instance: Any) -> None:
 
 def check(name: str, value: Any, annotation: Any) -> None:
     """Raise BadInput, with the value and what is allowed, for a value that does not fit its annotation."""
-    if fits(value, annotation):
+    if fits_annotation(value, annotation):
         return
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise BadInput(f"{name} is {shown(value)}: at most {LARGEST:,} is allowed")
-    forms = any(isinstance(part, Needed) for part in get_args(annotation))  # their repr is unreadable
-    raise BadInput(f"{name} is {(kind_of if forms else shown)(value)}: it must be {words(annotation)}")
+        raise BadInput(f"{name} is {format_value(value)}: at most {LARGEST:,} is allowed")
+    forms = any(isinstance(part, Requirement) for part in get_args(annotation))  # their repr is unreadable
+    raise BadInput(f"{name} is {(kind_of if forms else format_value)(value)}: it must be {words(annotation)}")
 
 
 def check_processes(name: str, count: Any, least: int = 1, here: bool = True) -> None:
     """Raise BadInput for fewer processes than `least`, or, on this machine (`here`), more than `EACH` per core."""
     most = EACH * (os.cpu_count() or 1) if here else LARGEST
-    if not fits(count, int) or not least <= count <= most:
-        raise BadInput(f"{name} is {shown(count)}: allowed are {least} to {most} processes")
+    if not fits_annotation(count, int) or not least <= count <= most:
+        raise BadInput(f"{name} is {format_value(count)}: allowed are {least} to {most} processes")
 
 
-def fits(value: Any, annotation: Any) -> bool:
+def fits_annotation(value: Any, annotation: Any) -> bool:
     """Return whether `value` fits `annotation`.
 
     Integers fit float, but bool fits neither int nor float; nan does not fit float; integers are at most 2^31 - 1.
@@ -84,9 +84,9 @@ def fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, str)  # fast path for keys of requests
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return fits(value, parts[0]) and (COUNT not in parts or value >= 0)
+        return fits_annotation(value, parts[0]) and (COUNT not in parts or value >= 0)
     if origin in (Union, types.UnionType):
-        return any(fits(value, part) for part in parts)
+        return any(fits_annotation(value, part) for part in parts)
     if origin is Literal:
         return any(value == part and type(value) is type(part) for part in parts)
     if annotation is Any or isinstance(annotation, TypeVar | str):
@@ -112,7 +112,7 @@ def words(annotation: Any) -> str:
     """Describe what an annotation allows, for error messages."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        text = next((part.text for part in parts if isinstance(part, Needed)), "")
+        text = next((part.text for part in parts if isinstance(part, Requirement)), "")
         return text or words(parts[0]) + f", {COUNT}" * (COUNT in parts)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(words, parts)))
@@ -135,14 +135,14 @@ def _elements_fit(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
     if not parts or isinstance(value, str):
         return True
     if kind is tuple and Ellipsis not in parts:
-        return len(value) == len(parts) and all(map(fits, value, parts))
+        return len(value) == len(parts) and all(map(fits_annotation, value, parts))
     if isinstance(value, Mapping):
-        return all(fits(key, parts[0]) and fits(each, parts[1]) for key, each in value.items())
+        return all(fits_annotation(key, parts[0]) and fits_annotation(each, parts[1]) for key, each in value.items())
     if kind not in (list, tuple, collections.abc.Sequence):
         return True
     if parts[0] not in (int, float) and {*map(type, value)} == {parts[0]}:
         return True  # fast path for long lists of blocks
-    return all(fits(each, parts[0]) for each in value)
+    return all(fits_annotation(each, parts[0]) for each in value)
 
 
 @cache

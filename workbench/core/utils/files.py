@@ -20,7 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from workbench.core.errors import BadInput, brief, meant, shown
+from workbench.core.errors import BadInput, did_you_mean, format_value, shorten
 
 CHUNK = 1 << 20  # bytes read at once
 HOST = sha256(platform.node().encode()).hexdigest()[:8]  # process numbers are unique per host only
@@ -113,9 +113,9 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 def replace_folder(new: Path, path: Path) -> None:
     """Move folder `new` to `path` and remove the folder that was there.
 
-    This takes two moves; if the process is killed between them, the old folder is at `earlier(path)`.
+    This takes two moves; if the process is killed between them, the old folder is at `old_folder_path(path)`.
     """
-    old = earlier(path)
+    old = old_folder_path(path)
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
@@ -128,7 +128,7 @@ def replace_folder(new: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def earlier(path: Path) -> Path:
+def old_folder_path(path: Path) -> Path:
     """Return the path of the old folder `path` between the two moves of `replace_folder`."""
     return path.with_name(f".{path.name}.old")
 
@@ -150,7 +150,7 @@ def meant_beside(path: str | os.PathLike[str]) -> str:
         names = [one for one in os.listdir(folder or ".") if not one.startswith(".")]
     except (OSError, ValueError):
         return ""
-    return meant(os.path.join(folder, name), [os.path.join(folder, one) for one in names])
+    return did_you_mean(os.path.join(folder, name), [os.path.join(folder, one) for one in names])
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
@@ -162,14 +162,14 @@ def check_folder(name: str, path: str | os.PathLike[str]) -> None:
     """Raise BadInput for a path where no folder can be created or written; `name` is the option's name."""
     check_place(name, path)
     if is_file(path):
-        raise BadInput(f"{name} {shown(str(path))} is a file: a folder is needed")
+        raise BadInput(f"{name} {format_value(str(path))} is a file: a folder is needed")
 
 
 def check_file(name: str, path: str | os.PathLike[str]) -> None:
     """Raise BadInput for a path where no file can be created or written; `name` is the option's name."""
     check_place(name, path)
     if is_dir(path):
-        raise BadInput(f"{name} {shown(str(path))} is a folder: a file is needed")
+        raise BadInput(f"{name} {format_value(str(path))} is a folder: a file is needed")
 
 
 def check_place(name: str, path: str | os.PathLike[str]) -> None:
@@ -178,7 +178,7 @@ def check_place(name: str, path: str | os.PathLike[str]) -> None:
     These are an empty or invalid name, the root, a path below a file, a read-only folder and a device.
     """
     if reason := _reason_against(Path(path)) if str(path) else "it is empty":
-        raise BadInput(f"{name} {shown(str(path))}: nothing can be written there ({reason})")
+        raise BadInput(f"{name} {format_value(str(path))}: nothing can be written there ({reason})")
 
 
 def _reason_against(path: Path) -> str:
@@ -195,12 +195,12 @@ def _reason_against(path: Path) -> str:
     if above.is_file() and above == path.absolute():
         above = above.parent
     if not above.is_dir():
-        return "" if above == path.absolute() else f"{brief(above)} is no folder"
+        return "" if above == path.absolute() else f"{shorten(above)} is no folder"
     try:
         with tempfile.TemporaryFile(dir=above):  # unnamed: leaves no file
             return ""
     except OSError as problem:
-        return f"{brief(above)}: {problem.strerror}"
+        return f"{shorten(above)}: {problem.strerror}"
 
 
 def need_room(path: Path, size: int) -> None:

@@ -41,7 +41,7 @@ class NotJson(BadInput):
         self.is_more = problem.msg.startswith("Extra data")
 
 
-def read(path: Path, kind: type = dict, hint: str = "a JSON file is needed") -> Any:
+def read_json(path: Path, kind: type = dict, hint: str = "a JSON file is needed") -> Any:
     """Return the content of a JSON file: an object, or another `kind`. Raises BadInput that names the file."""
     if not is_file(path):
         raise BadInput(f"{path} is missing: {hint}")

@@ -207,7 +207,7 @@ class Workers:
             yield from self._in_processes(work, tasks, retries)
         else:
             for task in tasks:
-                yield task, tried(task, work, retries, self.shared)
+                yield task, run_with_retries(task, work, retries, self.shared)
 
     def _in_processes(self, work: Work, tasks: Sequence[T], retries: int) -> Iterator[tuple[T, Outcome]]:
         left = dict(enumerate(tasks))
@@ -228,7 +228,9 @@ class Workers:
         futures = {}
         try:
             with _ignoring_interrupts():
-                futures = {self._pool.submit(tried, task, work, retries): number for number, task in tasks.items()}
+                futures = {
+                    self._pool.submit(run_with_retries, task, work, retries): number for number, task in tasks.items()
+                }
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool:
@@ -323,7 +325,7 @@ def _exit(*_: Any) -> None:
     sys.exit(128 + signal.SIGINT)
 
 
-def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = None) -> Outcome:
+def run_with_retries(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = None) -> Outcome:
     """Run a task until it succeeds, raises BadInput, or has failed `retries` + 1 times."""
     shared = _PROCESS["shared"] if shared is None else shared
     outcome = Outcome()
@@ -370,6 +372,6 @@ def worker_number() -> int:
     return int(_PROCESS["number"])
 
 
-def dealt(device: str, count: Callable[[], int] = torch.cuda.device_count) -> str:
+def device_of_process(device: str, count: Callable[[], int] = torch.cuda.device_count) -> str:
     """Return the device of this process: "cuda" becomes one of the machine's GPUs, by process number."""
     return f"cuda:{worker_number() % count()}" if device == "cuda" and count() > 1 else device

@@ -22,7 +22,7 @@ def are_heard() -> bool:
 
 
 @contextmanager
-def heard(by: Callable[[str], None]) -> Iterator[None]:
+def stages_reported_to(by: Callable[[str], None]) -> Iterator[None]:
     """Call `by` for each stage that starts within the block."""
     _listeners.append(by)
     try:

@@ -8,7 +8,7 @@ from functools import partial
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.utils.stages import are_heard, heard
+from workbench.core.utils.stages import are_heard, stages_reported_to
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -47,7 +47,7 @@ def move(shown: "tqdm[Any]", done: int, total: int) -> None:
 
 
 @contextmanager
-def watched(what: str, given: Progress | None = None) -> Iterator[Progress | None]:
+def progress_shown(what: str, given: Progress | None = None) -> Iterator[Progress | None]:
     """Yield `given`, or the progress function of a new bar if the session is interactive and no other is shown."""
     is_open = sys.stderr.isatty() or any(name in os.environ for name in OPENED)
     if given or are_heard() or os.environ.get(BATCH) or not is_open or current_thread() is not main_thread():
@@ -58,5 +58,5 @@ def watched(what: str, given: Progress | None = None) -> Iterator[Progress | Non
         def describe(at: str) -> None:
             (shown.set_description if shown.total else shown.set_description_str)(f"{what}: {at}")
 
-        with heard(describe):
+        with stages_reported_to(describe):
             yield partial(move, shown)

@@ -31,12 +31,12 @@ def index_copy(target: Tensor, at: Tensor, source: Tensor) -> None:
     to.index_copy_(1, at, from_)
 
 
-def taken(source: Tensor, at: Tensor) -> Tensor:
+def gather_tokens(source: Tensor, at: Tensor) -> Tensor:
     """Return tokens `at` [R] of `source` [H, T, D] as a new tensor [H, R, D]."""
     return _wide(source)[0][:, at].view(source.dtype)
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
     """Return `x` on `device`, without waiting for a GPU's queued work."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
 

@@ -75,7 +75,7 @@ def pages() -> tuple[Page, ...]:
                 Page(**page | {"questions": tuple(DocQuestion(**each) for each in page["questions"])})
                 for page in kept["pages"]
             )
-    found = cut()
+    found = cut_pages()
     with suppress(OSError):  # read-only cache
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"made of": made_of, "pages": [asdict(page) for page in found]}))
@@ -89,7 +89,7 @@ def _made_of() -> dict[str, str]:
     return versions | {"python": platform.python_version(), "code": sha256(code).hexdigest()}
 
 
-def cut() -> tuple[Page, ...]:
+def cut_pages() -> tuple[Page, ...]:
     """Cut all pages from the docstrings that are installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated names warn on access

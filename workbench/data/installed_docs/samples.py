@@ -21,7 +21,7 @@ from workbench.core.errors import BadInput
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs.pages import Page
 from workbench.data.installed_docs.questions import KINDS, DocQuestion
-from workbench.data.sample import Passage, Sample, shuffled, stands_in
+from workbench.data.sample import Passage, Sample, shuffled_indices, stands_in
 
 PARTS = ("manuals", "manuals-train")
 SCORED = 0.4  # share of the objects in `manuals`
@@ -46,7 +46,7 @@ def samples(n: int, seed: int, passages: int = 10, part: str = "manuals") -> Ite
         yield _sample(page, question, passages, _pages(part), seed)
 
 
-def whole(part: str) -> Sample:
+def corpus_sample(part: str) -> Sample:
     """Return one sample that holds all passages of a part: the corpus in which neighbours are looked up."""
     pages = _pages(part)
     page, question = next((page, question) for page in pages for question in page.questions)
@@ -102,7 +102,7 @@ def _sample(page: Page, question: DocQuestion, passages: int, pages: tuple[Page,
     names = {page.name}
     context = list[Page]()
     for pool, most in ((near, passages // 2), (far, passages - 1), (near, passages - 1)):
-        for i in shuffled(len(pool), rng):
+        for i in shuffled_indices(len(pool), rng):
             if len(context) == most:
                 break
             other = pool[i]

@@ -46,7 +46,7 @@ def _told(text: str) -> Iterator[Statement]:
             yield Statement(match["s"], relation, thing)
 
 
-def supported(sample: Sample) -> tuple[str, ...]:
+def supported_answers(sample: Sample) -> tuple[str, ...]:
     """Return the answers to the sample's question that its passages state, aliases included; () where there are none.
 
     Raises BadInput for a question that is not of the lab corpus.
@@ -72,7 +72,7 @@ def supported(sample: Sample) -> tuple[str, ...]:
     return tuple(dict.fromkeys(answers))
 
 
-def asked(question: str) -> str:
+def relation_asked(question: str) -> str:
     """Return the relation that a question asks for; "" for a question about the order of passages or of years."""
     return next((relation for relation, _ in _asked(question)), "")
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from workbench.core.errors import BadInput, not_allowed
-from workbench.data.lab_corpus.style import PLAIN, Style, is_lab, named
+from workbench.data.lab_corpus.style import PLAIN, Style, is_lab, style_named
 from workbench.data.lab_corpus.world import KINDS, World, passages_of
 from workbench.data.sample import Sample
 
-__all__ = ["KINDS", "MOST_PASSAGES", "SHARE_OF", "Style", "is_lab", "named", "samples"]
+__all__ = ["KINDS", "MOST_PASSAGES", "SHARE_OF", "Style", "is_lab", "samples", "style_named"]
 
 SHARE_OF = {"single-hop": 0.25, "continuation": 0.35, "two-hop": 0.15, "comparison": 0.10, "order": 0.15}
 MOST_PASSAGES = 40

@@ -41,7 +41,7 @@ def is_lab(name: str) -> bool:
     return name.partition("(")[0].strip() == NAME
 
 
-def named(name: str) -> Style:
+def style_named(name: str) -> Style:
     """Return the style of `lab`, `lab(hints=0)`, … Raises BadInput for another name or an unknown option."""
     head, options = spec_parser.parse(name)
     if head != NAME:

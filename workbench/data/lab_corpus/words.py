@@ -11,12 +11,12 @@ from itertools import product
 from workbench.data import sample
 
 
-def listed(text: str) -> tuple[str, ...]:
+def split(text: str) -> tuple[str, ...]:
     """Split a text at white space."""
     return tuple(text.split())
 
 
-def coined(heads: str, tails: str, count: int) -> tuple[str, ...]:
+def invent_words(heads: str, tails: str, count: int) -> tuple[str, ...]:
     """Return `count` invented words, each a head joined to a tail, spread evenly over both lists."""
     words = [head + tail for tail, head in product(tails.split(), heads.split())]
     return tuple(words[i * len(words) // count] for i in range(count))
@@ -24,32 +24,32 @@ def coined(heads: str, tails: str, count: int) -> tuple[str, ...]:
 
 _HEADS = "Bar Cal Dor Fen Gar Hal Jar Kel Lor Mar Nel Os Per Quar Ros Sel Tam Ul Ver Wil"
 
-WOMEN = listed("""Ada Alma Anna Berta Clara Cora Dina Edith Ella Emma Flora Greta Hanna Helen Ida Irma Jane Julia Karin
+WOMEN = split("""Ada Alma Anna Berta Clara Cora Dina Edith Ella Emma Flora Greta Hanna Helen Ida Irma Jane Julia Karin
 Laura Lena Lydia Maria Martha Mina Nora Olga Paula Petra Rosa Ruth Sara Sofia Tilda Ursula Vera Wanda Yara Zita Zoe""")
-MEN = listed("""Adam Albert Anton Arthur Boris Carl Conrad David Edgar Emil Erik Felix Frank Georg Hugo Igor Ivan Jakob
+MEN = split("""Adam Albert Anton Arthur Boris Carl Conrad David Edgar Emil Erik Felix Frank Georg Hugo Igor Ivan Jakob
 Jonas Karl Konrad Leo Ludwig Martin Max Nils Oscar Otto Paul Peter Ralf Robert Simon Theo Thomas Ulrich Viktor Walter
 Werner Yuri""")
-LAST_NAMES = coined(_HEADS, "vane low ric sen man dell", 80)
-COMPANIES = coined(_HEADS, "dex ova tron lix nix", 80)
-COMPANY_KINDS = listed("Labs Works Group Brothers Mills Partners")
-PLACES = coined(_HEADS, "ton by mere stead holm wick", 80)
-RIVERS = coined(_HEADS, "ay ene", 40)
+LAST_NAMES = invent_words(_HEADS, "vane low ric sen man dell", 80)
+COMPANIES = invent_words(_HEADS, "dex ova tron lix nix", 80)
+COMPANY_KINDS = split("Labs Works Group Brothers Mills Partners")
+PLACES = invent_words(_HEADS, "ton by mere stead holm wick", 80)
+RIVERS = invent_words(_HEADS, "ay ene", 40)
 YEARS = tuple(str(year) for year in range(1940, 1990))
-ALIASES = listed("""Anchor Arrow Badger Beacon Bell Candle Castle Comet Compass Crown Dolphin Eagle Falcon Feather
+ALIASES = split("""Anchor Arrow Badger Beacon Bell Candle Castle Comet Compass Crown Dolphin Eagle Falcon Feather
 Fountain Garden Hammer Harbour Hawk Horizon Ladder Lantern Lark Lion Mirror Moon Needle Orchard Owl Pillar Pyramid Raven
 Ribbon River Rocket Saddle Sail Shield Sparrow Tower""")
-PROFESSIONS = listed("""baker barber boxer brewer butcher carpenter chemist cobbler composer cook dancer dentist doctor
+PROFESSIONS = split("""baker barber boxer brewer butcher carpenter chemist cobbler composer cook dancer dentist doctor
 driver farmer fisher gardener geologist glazier judge lawyer librarian mason mechanic miller miner nurse painter pilot
 plumber poet potter printer roofer sailor sculptor singer surgeon tailor teacher translator watchmaker weaver welder""")
-INSTRUMENTS = listed("""accordion bassoon cello clarinet cornet drums flute guitar harp horn lute mandolin oboe organ
+INSTRUMENTS = split("""accordion bassoon cello clarinet cornet drums flute guitar harp horn lute mandolin oboe organ
 piano trombone trumpet tuba viola violin""")
-ANIMALS = listed("""beetle camel canary cat cow dog donkey duck ferret goat goose hamster hen horse lizard parrot pony
+ANIMALS = split("""beetle camel canary cat cow dog donkey duck ferret goat goose hamster hen horse lizard parrot pony
 rabbit sheep turtle""")
-GOODS = listed("""bicycles boats bottles bricks brushes buttons candles carpets chairs clocks coats combs engines gloves
+GOODS = split("""bicycles boats bottles bricks brushes buttons candles carpets chairs clocks coats combs engines gloves
 hats kettles knives lamps locks maps matches nails paper pens pipes pumps radios ropes shoes tents toys umbrellas""")
-DISHES = listed("""bread cakes cheese cherries chocolate cider fish ham honey jam mustard noodles olives onions pancakes
+DISHES = split("""bread cakes cheese cherries chocolate cider fish ham honey jam mustard noodles olives onions pancakes
 pears pies sausages soup wine""")
-COLOURS = listed("black blue brown gold green grey pink purple red silver white yellow")
+COLOURS = split("black blue brown gold green grey pink purple red silver white yellow")
 
 
 @dataclass(frozen=True)

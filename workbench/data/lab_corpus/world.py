@@ -59,7 +59,7 @@ class Entity:
         return (self.name, self.alias) if self.alias else (self.name,)
 
 
-def person(rng: Random, last_names: list[str]) -> Entity:
+def draw_person(rng: Random, last_names: list[str]) -> Entity:
     """Draw a person; the last name is popped from the end of `last_names`."""
     woman = rng.random() < 0.5
     first = rng.choice(words.WOMEN if woman else words.MEN)
@@ -136,7 +136,7 @@ def epithet(entity: Entity) -> str:
     return title.removeprefix(CONTINUED).strip(" ()") if title.startswith(CONTINUED) else ""
 
 
-__all__ = ["KINDS", "Entity", "Fact", "LabQuestion", "Style", "World", "passages_of", "person"]
+__all__ = ["KINDS", "Entity", "Fact", "LabQuestion", "Style", "World", "draw_person", "passages_of"]
 
 SHARES = {"person": 0.5, "company": 0.28, "place": 0.22}
 
@@ -164,7 +164,7 @@ class World:
         while left > 0:
             kind = self._only or rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
             if kind == "person":
-                new = person(rng, self._last)
+                new = draw_person(rng, self._last)
             elif kind == "company":
                 alias = f"the {aliases.pop()}"
                 new = Entity(kind, f"{companies.pop()} {rng.choice(words.COMPANY_KINDS)}", PRONOUNS[kind], alias)

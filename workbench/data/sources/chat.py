@@ -64,7 +64,7 @@ BRING = 0.6  # share of turns with a pasted passage
 
 
 @dataclass(frozen=True)
-class _Told:
+class _PastedPassage:
     """A pasted passage of an entity, and its turn."""
 
     turn: int
@@ -90,17 +90,17 @@ def _conversation(name: str, turns: int, memory: int) -> Iterator[Sample]:
     rng = Random(name)
     world = World(rng, 2 * turns, Style(continued=0.6))  # no turn needs more than two passages
     coming = iter([(entity, page) for entity in world.documents for page in range(len(entity.passages))])
-    told: list[_Told] = []
+    told: list[_PastedPassage] = []
     for turn in range(turns):
         told = [past for past in told if past.turn >= turn - memory]
         if turn < 2 or rng.random() < BRING:
-            told.append(_Told(turn, *next(coming)))
+            told.append(_PastedPassage(turn, *next(coming)))
         while not any(_questions(told, turn).values()):  # no question can be answered from what is left
-            told.append(_Told(turn, *next(coming)))
+            told.append(_PastedPassage(turn, *next(coming)))
         yield _turn(f"{name}-{turn}", world, told, turn)
 
 
-def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
+def _turn(name: str, world: World, told: list[_PastedPassage], turn: int) -> Sample:
     subjects = _questions(told, turn)
     kind = world.rng.choice([kind for kind in KINDS if subjects[kind]])
     entity, fact = world.rng.choice(subjects[kind])
@@ -109,7 +109,7 @@ def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
     return Sample(question.text, question.answers, pasted, question.titles, 1, kind, id=name)
 
 
-def _questions(told: list[_Told], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:
+def _questions(told: list[_PastedPassage], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:
     """Return possible questions by kind. A follow-up needs both passages of its entity."""
     subjects: dict[str, list[tuple[Entity, Fact]]] = {kind: [] for kind in KINDS}
     named = {id(past.entity) for past in told if past.page == 0}

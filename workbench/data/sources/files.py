@@ -25,13 +25,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput, brief, shown
+from workbench.core.errors import BadInput, format_value, shorten
 from workbench.core.utils import json_text
-from workbench.core.utils.annotations import fits
+from workbench.core.utils.annotations import fits_annotation
 from workbench.core.utils.files import is_file, write_text
 from workbench.core.utils.json_text import NotJson
 from workbench.data import segment
-from workbench.data.sample import Sample, filled, plain, titles, words
+from workbench.data.sample import Sample, nonempty_list, plain, titles, words
 
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".tsv", ".parquet")
 TABLES = (".csv", ".tsv", ".parquet")
@@ -41,7 +41,7 @@ PASSAGES = ("ctxs", "context", "paragraphs", "output", *(old for old, new in ALI
 Record = dict[str, Any]
 
 
-def read(path: str | Path, answered: bool = True) -> list[Sample]:
+def read_samples(path: str | Path, answered: bool = True) -> list[Sample]:
     """Return all samples of a file; with `answered` False, questions may lack answers.
 
     Raises BadInput for a file that is missing, empty or broken, and for the first record without a question, an answer
@@ -97,9 +97,9 @@ def _rows(path: Path) -> Iterator[Record]:
     import pandas as pd  # slow to import, and only for tables
 
     if not is_file(path):
-        raise BadInput(f"{brief(path)}: no such file")
+        raise BadInput(f"{shorten(path)}: no such file")
     if not path.stat().st_size:
-        raise BadInput(f"{brief(path)} is empty: a row of column names and one per question are needed")
+        raise BadInput(f"{shorten(path)} is empty: a row of column names and one per question are needed")
     try:
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
@@ -148,9 +148,9 @@ def _text(path: Path) -> str:
         asked = (
             "; passages without questions are for `workbench store encode`" if path.suffix in (".txt", ".md") else ""
         )
-        raise BadInput(f"{brief(path)}: a data file ends in {', '.join(ENDINGS)}{asked}")
+        raise BadInput(f"{shorten(path)}: a data file ends in {', '.join(ENDINGS)}{asked}")
     if not is_file(path):
-        raise BadInput(f"{brief(path)}: no such file")
+        raise BadInput(f"{shorten(path)}: no such file")
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
@@ -160,8 +160,8 @@ def _text(path: Path) -> str:
 
 def unreadable(path: Path, problem: Exception) -> BadInput:
     """Return what to raise for a file that cannot be read."""
-    why = "it is no UTF-8 text: save it as UTF-8" if isinstance(problem, UnicodeDecodeError) else brief(problem)
-    return BadInput(f"{brief(path)} cannot be read: {why}")
+    why = "it is no UTF-8 text: save it as UTF-8" if isinstance(problem, UnicodeDecodeError) else shorten(problem)
+    return BadInput(f"{shorten(path)} cannot be read: {why}")
 
 
 def sample(record: Any, name: str, answered: bool = True) -> Sample:
@@ -176,7 +176,7 @@ def sample(record: Any, name: str, answered: bool = True) -> Sample:
 
 
 def _passages_listed(record: Record) -> Record:
-    ctxs, answers = filled(record, "ctxs"), _answers(record)
+    ctxs, answers = nonempty_list(record, "ctxs"), _answers(record)
     gold = [str(ctx["title"]) for ctx in ctxs if isinstance(ctx, dict) and ctx.get("isgold") and ctx.get("title")]
     named = titles(record) or tuple(gold)
     musique = re.match(r"([2-4])hop\d?__", str(record.get("id")))  # its ids begin with the number of hops
@@ -207,7 +207,7 @@ def _hotpotqa(record: Record) -> Record:
 
 
 def _musique(record: Record) -> Record:
-    ctxs = [ctx if isinstance(ctx, dict) else {} for ctx in filled(record, "paragraphs")]
+    ctxs = [ctx if isinstance(ctx, dict) else {} for ctx in nonempty_list(record, "paragraphs")]
     gold = [plain(ctx.get("title"), "paragraphs.title") for ctx in ctxs if ctx.get("is_supporting")]
     read = [{"title": ctx.get("title"), "text": ctx.get("paragraph_text")} for ctx in ctxs]
     answers = [words(record, "answer"), *_listed(record.get("answer_aliases") or [], "answer_aliases")]
@@ -230,7 +230,7 @@ def _longbench(record: Record) -> Record:
 
 
 def _kilt(record: Record) -> Record:
-    outputs = [_object(output, "output") for output in filled(record, "output")]
+    outputs = [_object(output, "output") for output in nonempty_list(record, "output")]
     lists = [_listed(output.get("provenance") or [], "output.provenance") for output in outputs]
     sources = [_object(source, "output.provenance") for source in chain.from_iterable(lists)]
     with_text = {json.dumps(source, sort_keys=True): source for source in sources if source.get("text")}
@@ -246,13 +246,15 @@ def _kilt(record: Record) -> Record:
 
 def _listed(value: Any, field: str, least: int = 0) -> list[Any]:
     if not isinstance(value, list) or len(value) < least:
-        raise BadInput(f"field '{field}' holds {shown(value)}; a list{' of at least one' * bool(least)} is needed")
+        raise BadInput(
+            f"field '{field}' holds {format_value(value)}; a list{' of at least one' * bool(least)} is needed"
+        )
     return value
 
 
 def _object(value: Any, field: str) -> Record:
     if not isinstance(value, dict):
-        raise BadInput(f"field '{field}' holds {shown(value)}; objects are needed")
+        raise BadInput(f"field '{field}' holds {format_value(value)}; objects are needed")
     return value
 
 
@@ -271,11 +273,11 @@ def _answers(record: Record) -> list[str]:
         return [words(record, "answer")]
     if "answers" not in record and _is_answer(record.get("answer")):
         return [str(record["answer"])]
-    listed = (answer if isinstance(answer, list) else [answer] for answer in filled(record, "answers"))
+    listed = (answer if isinstance(answer, list) else [answer] for answer in nonempty_list(record, "answers"))
     flat = list(chain.from_iterable(listed))
     if bad := [alias for alias in flat if not _is_answer(alias)]:
-        raise BadInput(f"field 'answers' holds {shown(bad[0])}; each answer is a text")
-    return filled({"answers": [str(alias) for alias in flat]}, "answers")
+        raise BadInput(f"field 'answers' holds {format_value(bad[0])}; each answer is a text")
+    return nonempty_list({"answers": [str(alias) for alias in flat]}, "answers")
 
 
 def _is_answer(alias: Any) -> bool:
@@ -313,8 +315,8 @@ def samples(given: Any, answered: bool = True) -> list[Sample]:
         raise BadInput(f"data is a dictionary of splits: load one of them, as data[{next(iter(given), 'train')!r}]")
     if isinstance(given, Sample) or (isinstance(given, Mapping) and {"question", "input"} & {*given}):
         given = [given]
-    if isinstance(given, Mapping) or not fits(given, Iterable):
-        raise BadInput(f"data is {shown(given)}: a name, a file, a data frame or a list of records is needed")
+    if isinstance(given, Mapping) or not fits_annotation(given, Iterable):
+        raise BadInput(f"data is {format_value(given)}: a name, a file, a data frame or a list of records is needed")
     read = []
     for number, one in enumerate(given, 1):
         record = one.to_json() if isinstance(one, Sample) else _record(one)
@@ -327,7 +329,7 @@ def samples(given: Any, answered: bool = True) -> list[Sample]:
     return read
 
 
-def kept(given: Any) -> str:
+def save_samples(given: Any) -> str:
     """Write samples to a file in the user's cache, named by their content, and return its path; return a Path as is."""
     if isinstance(given, Path):
         return str(given)
@@ -352,7 +354,7 @@ def _record(row: Any) -> Any:
 
 def _documents(passages: Any) -> Any:
     """Convert LangChain documents and LlamaIndex nodes, recognised by their fields, to records."""
-    if isinstance(passages, Mapping) or not fits(passages, Iterable):
+    if isinstance(passages, Mapping) or not fits_annotation(passages, Iterable):
         return passages
     return [_document(getattr(one, "node", one)) for one in passages]  # of a NodeWithScore, its node
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core import spec_parser
-from workbench.core.errors import BadInput, brief, not_allowed, shown
+from workbench.core.errors import BadInput, format_value, not_allowed, shorten
 from workbench.core.utils.files import is_dir, is_file
 from workbench.data import assets, embedders, segment
 from workbench.data.sample import Passage, Sample, plain
@@ -31,7 +31,7 @@ MOST = 1 << 30  # effectively no limit on the number of pieces
 QUESTIONS = ("question", "input", "ctxs", "context", "paragraphs")  # fields by which a file of questions is recognised
 
 
-def read(path: str | Path) -> Sample | None:
+def read_document(path: str | Path) -> Sample | None:
     """Return one sample that holds the passages of a file; None for a file of another kind.
 
     Plain text is cut into paragraphs. Raises BadInput for a file that cannot be read or holds no text.
@@ -67,7 +67,7 @@ def _passage(record: Any) -> Passage:
 def text(path: Path) -> str:
     """Return the text of a UTF-8 file. Raises BadInput for one that cannot be read."""
     if not is_file(path):
-        raise BadInput(f"{brief(path)}: no such file")
+        raise BadInput(f"{shorten(path)}: no such file")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
@@ -81,7 +81,7 @@ OPTIONS = ("by", "size", "overlap", "model")
 TOP = 10  # default number of passages per question
 
 
-def named(name: str) -> tuple[Path, dict[str, Any]] | None:
+def folder_source(name: str) -> tuple[Path, dict[str, Any]] | None:
     """Return folder and options of a name like `notes(by=sentences)`; None where there is no such folder."""
     if is_dir(name):
         return Path(name), {}
@@ -103,18 +103,18 @@ def passages(
     size = SIZES[by] if size is None else size
     for name, number, least in (("size", size, int(by != "paragraphs")), ("overlap", overlap, 0)):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise BadInput(f"{name} is {shown(number)}: a whole number of at least {least} is needed")
+            raise BadInput(f"{name} is {format_value(number)}: a whole number of at least {least} is needed")
     if overlap and overlap >= size:
         raise BadInput(f"overlap is {overlap}: it has to be less than size, {size}, of sentences, words or tokens")
     if (by == "tokens") != (model is not None):
-        raise BadInput(f"by is {by} and model is {shown(model)}: by=tokens, and that alone, needs model=NAME")
+        raise BadInput(f"by is {by} and model is {format_value(model)}: by=tokens, and that alone, needs model=NAME")
     documents = sorted(path for path in folder.rglob("*") if path.suffix.lower() in DOCUMENTS and path.is_file())
     cuts = [
         (path.stem, piece.strip()) for path in documents for piece in _pieces(_text(path), by, size, overlap, model)
     ]
     found = list(dict.fromkeys(Passage(title, piece) for title, piece in cuts if piece))
     if not found:
-        raise BadInput(f"{brief(folder)} holds no text: documents end in {', '.join(DOCUMENTS)}")
+        raise BadInput(f"{shorten(folder)} holds no text: documents end in {', '.join(DOCUMENTS)}")
     return found
 
 
@@ -127,7 +127,9 @@ def questions(folder: Path) -> Path:
         )
     if len(held) > 1:
         names = ", ".join(path.name for path in held)
-        raise BadInput(f"{brief(folder)} needs one file of questions ({', '.join(files.ENDINGS)}); there are: {names}")
+        raise BadInput(
+            f"{shorten(folder)} needs one file of questions ({', '.join(files.ENDINGS)}); there are: {names}"
+        )
     return held[0]
 
 
@@ -193,7 +195,7 @@ def _tokenizer(file: Path) -> Any:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as problem:  # tokenizers raises Exception itself for an unreadable file
-        raise BadInput(f"{brief(file)} is no tokenizer: {brief(problem)}") from None
+        raise BadInput(f"{shorten(file)} is no tokenizer: {shorten(problem)}") from None
 
 
 def _starts(units: Sequence[Any], size: int, overlap: int) -> range:
@@ -205,10 +207,10 @@ def _text(path: Path) -> str:
     if path.suffix.lower() != ".pdf":
         return text(path)
     if find_spec("pypdf") is None:
-        raise BadInput(f"{brief(path)} needs the package pypdf: pip install pypdf")
+        raise BadInput(f"{shorten(path)} needs the package pypdf: pip install pypdf")
     import pypdf
 
     try:
         return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
     except (OSError, ValueError, pypdf.errors.PyPdfError) as problem:
-        raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
+        raise BadInput(f"{shorten(path)} cannot be read: {shorten(problem)}") from None

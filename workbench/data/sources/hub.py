@@ -4,7 +4,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from workbench.core.errors import BadInput, brief, shown
+from workbench.core.errors import BadInput, format_value, shorten
 from workbench.data.sample import Sample
 from workbench.data.sources import files
 
@@ -20,9 +20,9 @@ def samples(name: str, answered: bool = True) -> list[Sample]:
     place, _, rest = name.removeprefix(HUB).partition(":")
     split, _, config = rest.partition(":")
     if not place:
-        raise BadInput(f"data {shown(name)}: hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:CONFIG is needed")
+        raise BadInput(f"data {format_value(name)}: hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:CONFIG is needed")
     if find_spec("datasets") is None:
-        raise BadInput(f"data {shown(name)} needs the package datasets: pip install datasets")
+        raise BadInput(f"data {format_value(name)} needs the package datasets: pip install datasets")
     import datasets
 
     try:
@@ -31,14 +31,16 @@ def samples(name: str, answered: bool = True) -> list[Sample]:
         known = datasets.config
         asked = "is not asked while HF_HUB_OFFLINE is set" if known.HF_HUB_OFFLINE else "cannot be reached"
         remedy = "run this once where it can be, then copy that folder"
-        where = brief(known.HF_DATASETS_CACHE)
-        raise BadInput(f"data {shown(name)} is not in {where}, and the Hub {asked}: {remedy}") from None
+        where = shorten(known.HF_DATASETS_CACHE)
+        raise BadInput(f"data {format_value(name)} is not in {where}, and the Hub {asked}: {remedy}") from None
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:  # network, Hub, builders
-        told = brief(" ".join(str(problem).split()))
-        raise BadInput(f"data {shown(name)} cannot be loaded: {told}") from None
+        told = shorten(" ".join(str(problem).split()))
+        raise BadInput(f"data {format_value(name)} cannot be loaded: {told}") from None
     chosen = split or next((each for each in SPLITS if each in found), "")
     if chosen not in found:
-        raise BadInput(f"data {shown(name)} has no split {shown(chosen)}: allowed are {', '.join(map(str, found))}")
+        raise BadInput(
+            f"data {format_value(name)} has no split {format_value(chosen)}: allowed are {', '.join(map(str, found))}"
+        )
     return files.samples(found[chosen], answered)
 
 

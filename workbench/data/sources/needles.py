@@ -18,7 +18,7 @@ from random import Random
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data.lab_corpus import words
 from workbench.data.lab_corpus.words import COMPANY_KINDS, LISTS, PRONOUNS, RELATIONS, Relation
-from workbench.data.lab_corpus.world import Entity, person
+from workbench.data.lab_corpus.world import Entity, draw_person
 from workbench.data.sample import Passage, Sample
 
 TASKS = ("single", "multi-key", "multi-value", "tracking", "common")
@@ -28,7 +28,7 @@ MOST = 60  # maximum number of passages, by the length of the lists of names
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenPassages:
     """The passages that a task hides in the haystack, and its question."""
 
     needles: tuple[Passage, ...]
@@ -103,12 +103,12 @@ class _Haystack:
         titles = tuple(dict.fromkeys(needle.title for needle in hidden.needles))
         return Sample(hidden.question, hidden.answers, tuple(context), titles, hidden.hops, task, id=name)
 
-    def _single(self, relation: Relation) -> Hidden:
+    def _single(self, relation: Relation) -> HiddenPassages:
         subject, thing = self._subject("person"), self._object(relation)
         question = self.rng.choice(relation.asks).format(n=subject.name)
-        return Hidden((self._passage(subject, [relation], thing),), question, (thing,))
+        return HiddenPassages((self._passage(subject, [relation], thing),), question, (thing,))
 
-    def _values(self, relation: Relation) -> Hidden:
+    def _values(self, relation: Relation) -> HiddenPassages:
         subject = self._subject("person")
         things: dict[str, None] = {}
         while len(things) < VALUES:
@@ -116,9 +116,9 @@ class _Haystack:
         needles = tuple(self._passage(subject, [relation], thing) for thing in things)
         question = f"{self.rng.choice(relation.asks).format(n=subject.name)} Name all."
         *first, last = things
-        return Hidden(needles, question, (f"{', '.join(first)} and {last}",), VALUES)
+        return HiddenPassages(needles, question, (f"{', '.join(first)} and {last}",), VALUES)
 
-    def _chain(self, hops: int) -> Hidden:
+    def _chain(self, hops: int) -> HiddenPassages:
         subject = self._subject(self.rng.choice(tuple(RELATIONS)))
         said, needles = subject.name, []
         for left in range(hops - 1, -1, -1):
@@ -128,17 +128,17 @@ class _Haystack:
             thing = target.name if target else self._object(relation)
             needles.append(self._passage(subject, [relation], thing))
             if target is None:
-                return Hidden(tuple(needles), self.rng.choice(relation.asks).format(n=said), (thing,), hops)
+                return HiddenPassages(tuple(needles), self.rng.choice(relation.asks).format(n=said), (thing,), hops)
             subject, said = target, relation.noun.format(n=said)
         raise AssertionError("a chain ends with its last passage")
 
-    def _common(self, relation: Relation, passages: int) -> Hidden:
+    def _common(self, relation: Relation, passages: int) -> HiddenPassages:
         thing, count = self._object(relation), max(2, round(SHARE * passages))
         needles = tuple(self._passage(self._subject("person"), [relation], thing) for _ in range(count))
         question = re.sub(r"(do|did)(es)? {n}", r"\1 most people", self.rng.choice(relation.asks))
-        return Hidden(needles, question, (thing,), count)
+        return HiddenPassages(needles, question, (thing,), count)
 
-    def _other(self, relation: Relation, same: bool, hidden: Hidden) -> Passage:
+    def _other(self, relation: Relation, same: bool, hidden: HiddenPassages) -> Passage:
         """Make a passage that states the `same` relation for a different person (and town, if asked), or others."""
         if same:
             town = ""
@@ -161,7 +161,7 @@ class _Haystack:
 
     def _subject(self, kind: str) -> Entity:
         if kind == "person":
-            return person(self.rng, self.pools["last"])
+            return draw_person(self.rng, self.pools["last"])
         return Entity(kind, self._named(kind, self.pools[kind].pop()), PRONOUNS[kind])
 
     def _object(self, relation: Relation) -> str:

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.kv import KV
 from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tiles import Tiles
-from workbench.core.utils.wide_copies import copy, index_copy, sent
+from workbench.core.utils.wide_copies import copy, copy_to_device, index_copy
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.engine.attention_backends.listed_columns import by_kernels
@@ -83,7 +83,7 @@ ROWS = 256  # maximum rows times query heads per KV head; above, torch's attenti
 LENGTH = 512  # minimum number of keys
 
 
-def suits(q: Tensor, keys: Tensor) -> bool:
+def prefers_few_rows(q: Tensor, keys: Tensor) -> bool:
     """Return whether `over_few_rows` is faster for q [Hq, R, D] over keys [H, T, D]: a few fp32 rows on a CPU."""
     heads, rows, _ = q.shape
     kv_heads, length, _ = keys.shape
@@ -195,7 +195,7 @@ class PlannedRequest:
             first = max(0, len(plan.rows) - kept) // together * together  # earlier rows do not affect later ones
             if first:
                 self._tail = PlannedRequest(replace(plan, rows=plan.rows[first:], return_queries=()), kv, device)
-        self.rows = sent(plan.rows, device)
+        self.rows = copy_to_device(plan.rows, device)
         self.queries: dict[int, Tensor] = {}
         self.backends: dict[int, str] = {}  # layer → name of its attention backend
         self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1
@@ -220,7 +220,7 @@ class PlannedRequest:
         self._write(self.kv.values[x.layer], x.v)
         if self.plan.adjust is not None:
             self.plan.adjust(x.layer, self.kv.keys[x.layer], self.kv.values[x.layer])
-        self.kv.derived(x.layer).changed(self._first if self.plan.adjust is None else 0)
+        self.kv.derived(x.layer).mark_stale(self._first if self.plan.adjust is None else 0)
         if x.layer in self.plan.return_queries:
             self.queries[x.layer] = x.q
         if x.last:
@@ -228,12 +228,12 @@ class PlannedRequest:
         if self._tail and x.layer == len(self.kv.keys) - 1:
             count = len(self._tail.rows)
             out = x.v.new_zeros(x.q.shape[0], x.q.shape[1], x.v.shape[-1])
-            out[:, -count:] = self._tail.over(x._replace(q=x.q[:, -count:]))
+            out[:, -count:] = self._tail.attend_over(x._replace(q=x.q[:, -count:]))
             self.backends |= self._tail.backends
             return out
-        return self.over(x)
+        return self.attend_over(x)
 
-    def over(self, x: LayerInput) -> Tensor:
+    def attend_over(self, x: LayerInput) -> Tensor:
         """Attend with queries [Hq, R, D] over the KV, without writing to it -> [Hq, R, D]."""
         rows, sees = self.rows.to(x.q.device), self.plan.sees
         end = self._end if sees is causal else len(self.kv)
@@ -251,7 +251,7 @@ class PlannedRequest:
         if tiles is not None and sees is causal and not problem.windowed and not x.q.is_cuda:
             return over_tiles(x.q, keys, values, rows, tiles, x.scale)
         if tiles is None and sees is causal and self._whole and not problem.windowed:
-            if suits(x.q, keys):
+            if prefers_few_rows(x.q, keys):
                 return over_few_rows(x.q, keys, values, x.scale)
             if not self._first and suits_prompt(x.q, keys):
                 return over_prompt(x.q, keys, values, x.scale)
@@ -272,7 +272,7 @@ class PlannedRequest:
         site = Site(x.layer, len(self.kv), self.kv.derived(x.layer), last, self.replayed)
         tiles = self.plan.sparse(queries, keys, rows, site)
         if tiles is not None and not isinstance(tiles, Tiles):
-            raise BadInput(f"sparse chooses {shown(tiles)}: Tiles are needed")
+            raise BadInput(f"sparse chooses {format_value(tiles)}: Tiles are needed")
         if tiles is not None:
             tiles.check_fits(len(x.q), len(rows), keys.shape[1])
         return tiles

@@ -65,7 +65,7 @@ EQUAL = ("tile_attention", "cudnn")  # backends for blocks of equal length
 MANY = 16  # minimum number of blocks for `EQUAL`: cuDNN builds a plan for each new length
 
 
-def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
+def fastest_backend(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
     """Return the name of the fastest backend that supports blocks of these `lengths` on this device."""
     heads, width, longest = (len(q), len(keys)), q.shape[2], max(lengths)
     if q.dtype == torch.float32 or not q.is_cuda:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.masks import Sees
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
@@ -194,7 +194,7 @@ WHOLE = {name: WholePrompt(name) for name in ("cudnn", "flash")}
 KERNELS = (QuestionAttention(), TileAttention())
 
 
-def named(name: str) -> QuestionAttention | TileAttention:
+def backend_named(name: str) -> QuestionAttention | TileAttention:
     """Return a kernel for `Plan.backend`: "question_attention" or "tile_attention". Raises BadInput for others."""
     for backend in KERNELS:
         if backend.name == name:
@@ -236,7 +236,7 @@ def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:
     shape = (*q.shape[:2], values.shape[-1])
     expected = f"[heads, rows, width] = {shape} of {q.dtype} on {q.device} is needed"
     if not isinstance(out, Tensor):
-        raise BadInput(f"backend {name_of(backend)} answers {shown(out)}: {expected}")
+        raise BadInput(f"backend {name_of(backend)} answers {format_value(out)}: {expected}")
     if (out.shape, out.dtype, out.device) != (shape, q.dtype, q.device):
         got = f"{tuple(out.shape)} of {out.dtype} on {out.device}"
         raise BadInput(f"backend {name_of(backend)} answers {got}: {expected}")
@@ -280,7 +280,7 @@ def identity(length: int, device: torch.device) -> Paged:
 
 
 @lru_cache(maxsize=128)
-def apart(length: int, first: int, end: int, device: torch.device) -> tuple[Paged, Paged]:
+def split_contiguous(length: int, first: int, end: int, device: torch.device) -> tuple[Paged, Paged]:
     """Return two page tables for a contiguous KV of `length` tokens: tokens [first, end), and the others."""
     count = -(-length // PAGE)
     at = torch.arange(count * PAGE, dtype=torch.int32, device=device)

@@ -15,7 +15,7 @@ from workbench.core.masks import Sees, causal
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.plan import Site
 from workbench.core.tiling.tiles import Tiles
-from workbench.core.utils.wide_copies import taken
+from workbench.core.utils.wide_copies import gather_tokens
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import AttentionProblem, problem_of
 
@@ -23,7 +23,7 @@ ROWS = 64  # maximum rows per group
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedColumns:
     """Mask rule: causal over the columns of `seen` [T] (bool) and over all columns from T on."""
 
     seen: Tensor
@@ -40,10 +40,10 @@ class Listed:
         self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: None, scale: float | None
     ) -> Tensor:
         """Attend with kernels, as a `Plan.backend`."""
-        columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
-        return plain(q, taken(keys, columns), taken(values, columns), ranks, scale)
+        columns, ranks = self.compute_once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
+        return plain(q, gather_tokens(keys, columns), gather_tokens(values, columns), ranks, scale)
 
-    def once(self, name: str, rows: Tensor, compute: Any) -> Any:
+    def compute_once(self, name: str, rows: Tensor, compute: Any) -> Any:
         """Return `compute()`, called once for all layers that pass the same tensor of rows."""
         if name not in self._kept or self._kept[name][0] is not rows:
             self._kept[name] = rows, compute()
@@ -57,13 +57,13 @@ class Listed:
 
 
 @dataclass(frozen=True, eq=False)
-class ListedByLayer:
+class ColumnsByLayer:
     """Select keys per layer, as a `Plan.sparse`: `seen` [L, N] (bool) for all rows and heads, K per layer."""
 
     seen: Tensor
 
     @cached_property
-    def listed(self) -> Tensor:
+    def selected_columns(self) -> Tensor:
         """[L, K] selected columns of each layer; computed once, with a GPU synchronization."""
         return self.seen.nonzero()[:, 1].view(len(self.seen), -1)
 
@@ -71,11 +71,11 @@ class ListedByLayer:
         """Select single columns, and no whole tiles."""
         columns = self.seen[site.layer, : keys.shape[1]].to(keys.device).expand(len(queries), -1)
         kept = torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device)
-        return Tiles(kept, keys.shape[1], columns, listed=self.listed[site.layer].to(keys.device))
+        return Tiles(kept, keys.shape[1], columns, listed=self.selected_columns[site.layer].to(keys.device))
 
 
 @dataclass(frozen=True, eq=False)
-class OwnOrListed(Listed):
+class OwnOrListed(ListedColumns):
     """Causal mask rule: a row before T attends to its own block and to columns of `seen`; a row from T on, to all.
 
     `block_of` [T] is the block of each of the first T tokens.
@@ -93,10 +93,10 @@ class OwnOrListed(Listed):
     ) -> Tensor:
         """Attend with kernels, as a `Plan.backend`."""
         end = len(self.seen)
-        first = self.once("first", rows, lambda: int((rows < end).sum()))  # one GPU synchronization
+        first = self.compute_once("first", rows, lambda: int((rows < end).sum()))  # one GPU synchronization
         parts = []
         if first:
-            few = self.once("few", rows, lambda: rows[:first])
+            few = self.compute_once("few", rows, lambda: rows[:first])
             parts.append(self._in_parts(q[:, :first], keys[:, :end], values[:, :end], few, scale))
         if first < len(rows):
             parts.append(plain(q[:, first:], keys, values, rows[first:], scale))
@@ -105,11 +105,13 @@ class OwnOrListed(Listed):
     def _in_parts(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
         """Merge attention to listed columns with attention to the other tokens of each row's block -> [Hq, R, D]."""
         launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge_lists
-        columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
+        columns, ranks = self.compute_once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
         listed = choice.identity(len(columns), keys.device)
-        one, weight = launch(q[None], taken(keys, columns), taken(values, columns), ranks[None], listed, scale=scale)
-        source, place, at, pages = self.once("groups", rows, lambda: self._groups(rows, keys.shape[1]))
-        grouped = taken(q, source).unflatten(1, at.shape).transpose(0, 1)
+        one, weight = launch(
+            q[None], gather_tokens(keys, columns), gather_tokens(values, columns), ranks[None], listed, scale=scale
+        )
+        source, place, at, pages = self.compute_once("groups", rows, lambda: self._groups(rows, keys.shape[1]))
+        grouped = gather_tokens(q, source).unflatten(1, at.shape).transpose(0, 1)
         out = torch.empty_like(q)
         merge(one, weight, *launch(grouped, keys, values, at, pages, scale=scale), place, out)
         return out
@@ -139,7 +141,7 @@ class OwnOrListed(Listed):
         return source, place, at, Paged.of(numbers.clamp(max=(length - 1) // page), positions)
 
 
-def rising(seen: Tensor, count: int) -> Tensor:
+def rising_indices(seen: Tensor, count: int) -> Tensor:
     """Return the rising indices [H, count] of the True entries of `seen` [H, T], `count` per head.
 
     There is no GPU synchronization.
@@ -153,17 +155,17 @@ def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | 
     """Attend causally with q [Hq, R, D] at `rows` [R] over keys and values [H, T, D], with a kernel -> [Hq, R, D]."""
     problem = problem_of(q, keys, causal, None, False)
     few = choice.few_programs(problem.rows, problem.heads[0], problem.device, waves=1)
-    kernel = choice.named("question_attention" if few else "tile_attention")
+    kernel = choice.backend_named("question_attention" if few else "tile_attention")
     return kernel(q, keys, values, rows, causal, None, scale)
 
 
 def by_kernels(rule: Sees, tiles: Tiles | None, problem: AttentionProblem) -> Any:
     """Return the kernel backend of a rule or of tiles that list columns, on a GPU in 16 bits; None if none fits."""
     listed = None if tiles is None else tiles.listed
-    known = isinstance(rule, Listed) if tiles is None else listed is not None and rule is causal
+    known = isinstance(rule, ListedColumns) if tiles is None else listed is not None and rule is causal
     if not known or not choice.on_gpu(problem.device) or problem.dtype == torch.float32:
         return None
-    if choice.named("tile_attention").refuses(replace(problem, causal=True, tile=None, columns=False)):
+    if choice.backend_named("tile_attention").refuses(replace(problem, causal=True, tile=None, columns=False)):
         return None
     return partial(over_columns, listed) if listed is not None else getattr(rule, "over_listed", None)
 

@@ -34,7 +34,7 @@ class Bucket:
     hidden              whether single tokens are masked; then the position of each slot is sent
     run                 group size of pages with equal shifts
     every               whether all rows get logits, not only the last of each request
-    apart               additional pages per request that are attended to in a separate softmax (`Apart`)
+    apart               additional pages per request that are attended to in a separate softmax (`SeparateSoftmax`)
     bend                temperature and gain of that softmax
     """
 
@@ -54,7 +54,7 @@ class Bucket:
 
     @classmethod
     def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()) -> "Bucket":
-        (bend,), shared = {bend_of(prompt) for prompt in prompts}, common(prompts, rows)
+        (bend,), shared = {bend_of(prompt) for prompt in prompts}, common_page_count(prompts, rows)
         lists = [(prompt.table,) if prompt.apart is None else prompt.lists for prompt in prompts]
         tables = list(chain.from_iterable(lists))
         shifted = [table.run for table in tables if table.shifts is not None]
@@ -74,23 +74,23 @@ class Bucket:
         )
 
     @property
-    def large(self) -> bool:
+    def is_large(self) -> bool:
         return self.rows > LARGE
 
     @property
     def coarse(self) -> "Bucket":
         """The bucket with rows and pages rounded up to powers of two: fewer captures if lengths vary."""
-        rows = self.rows if self.large else _power(self.rows)
+        rows = self.rows if self.is_large else _power(self.rows)
         pages, shared, apart = (count and _power(count) for count in (self.pages, self.shared, self.apart))
         return replace(self, rows=rows, pages=pages, shared=shared, apart=apart, run=1)
 
 
 def bend_of(prompt: PagedPrompt) -> tuple[float, float]:
-    """Return the temperature and gain of a prompt's `Apart`; all prompts of a step must share them."""
+    """Return the temperature and gain of a prompt's `SeparateSoftmax`; all prompts of a step must share them."""
     return PLAIN if prompt.apart is None else (prompt.apart.temperature, prompt.apart.gain)
 
 
-def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
+def common_page_count(prompts: Sequence[PagedPrompt], rows: int) -> int:
     """Return the number of leading pages that all requests share; 0 if reading them once would not be faster."""
     if len(prompts) < 2 or rows > 1 or any(prompt.apart for prompt in prompts):
         return 0

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.masks import causal
 from workbench.core.plan import Plan
-from workbench.core.utils.wide_copies import sent
+from workbench.core.utils.wide_copies import copy_to_device
 from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.engine.forward import PrefillRequest, packed_logits
 from workbench.engine.layers.fused_layers import packed_layers
@@ -61,11 +61,11 @@ class ChunkGraph:
         if self._pass is None:
             plan = replace(self.request.plan, rows=rows, num_layers=self.layers)
             self._pass = ReplayedRequest(plan, self.request, self.model.device)
-            self._ids = sent(ids, self.model.device).clone()
+            self._ids = copy_to_device(ids, self.model.device).clone()
         else:
-            self._pass.rows.copy_(sent(rows, self.model.device))
+            self._pass.rows.copy_(copy_to_device(rows, self.model.device))
             self._pass.slots.copy_(self._pass.rows)
-            self._ids.copy_(sent(ids, self.model.device))
+            self._ids.copy_(copy_to_device(ids, self.model.device))
         known, shape = _BUILT.setdefault(self.model, set()), self._shape(len(rows))
         if shape in known and self._replay is None and not self.why_uncaptured:
             self._capture()
@@ -73,7 +73,7 @@ class ChunkGraph:
         known.add(shape)
         self.backends = self._pass.backends
         for layer in range(self.layers):
-            self.request.kv.derived(layer).reached(int(rows[-1]) + 1)
+            self.request.kv.derived(layer).mark_covered(int(rows[-1]) + 1)
 
     def _shape(self, rows: int) -> Hashable:
         """Return what kernels are specialized for; a pass whose kernels are not compiled yet cannot be captured."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils import annotations
-from workbench.engine.graphs.batch_buckets import Bucket, common
+from workbench.engine.graphs.batch_buckets import Bucket, common_page_count
 from workbench.engine.graphs.graph_step import (
     REFUSED,
     Captured,
@@ -34,7 +34,7 @@ from workbench.engine.graphs.graph_step import (
 from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
 from workbench.engine.layers.float8_products import products_of
 from workbench.engine.layers.fused_layers import FusedLayers, fused, layers_of
-from workbench.engine.layers.gemm_dispatch import TORCH, kept
+from workbench.engine.layers.gemm_dispatch import TORCH, measurements_path
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
 from workbench.models import float8
@@ -85,7 +85,7 @@ class Runner:
             self.layers = "compiled"
         self.compile = self.layers == "compiled"
         if not isinstance(self.pool, Pool):
-            raise BadInput(f"pool is {shown(self.pool)}: a Pool of this model is needed")
+            raise BadInput(f"pool is {format_value(self.pool)}: a Pool of this model is needed")
         self.pool.check_model(self.model)
         if self.graphs is None:
             self.graphs = self.pool.device.type == "cuda" and self.pool.kernels
@@ -98,10 +98,10 @@ class Runner:
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
         self._fused: FusedLayers | None = None
         # weights are packed before any capture: a graph contains their addresses
-        products = products_of(self.model, kept() if self.measured else None, self.pool.kernels)
+        products = products_of(self.model, measurements_path() if self.measured else None, self.pool.kernels)
         found = (
             layers_of(self.model, self.pool.kernels, products)
-            if self.graphs or self.layers == "fused" or float8.asked(self.model)
+            if self.graphs or self.layers == "fused" or float8.is_float8(self.model)
             else "not captured"
         )
         if isinstance(found, str):
@@ -169,9 +169,9 @@ class Runner:
             ready = self._ready(bucket, wait is not None)
             batch = ready.batch
             batch.wait = wait
-            batch.clear(common(prompts, most))
+            batch.clear(common_page_count(prompts, most))
             for i, (prompt, ids) in enumerate(zip(prompts, host, strict=True)):
-                batch.put(i, prompt, len(ids))
+                batch.set_request(i, prompt, len(ids))
                 batch.on_host["ids"][i, : len(ids)] = ids
             with self._leased(prompts):
                 batch.send()
@@ -217,11 +217,11 @@ class Runner:
             ready = self._free(self._bucket(prompts, 1, max(1, count)))
             batch = ready.batch
             assert isinstance(batch, DecodeBatch)
-            batch.clear(common(prompts, 1))
+            batch.clear(common_page_count(prompts, 1))
             for i, prompt in enumerate(prompts):
-                batch.put(i, prompt, min(1, prompt.reserve))
+                batch.set_request(i, prompt, min(1, prompt.reserve))
             batch.send()
-            batch.begin(first.clamp(min=0))
+            batch.start_answers(first.clamp(min=0))
             fetch = Fetch(batch, count, len(prompts))
             batch.reader = ref(fetch)
             fetch.start(first)
@@ -244,7 +244,7 @@ class Runner:
         for number in range(count):
             for step in range(begun, min(number + ahead, count - 1)):
                 with torch.no_grad(), self._turn, self._leased(prompts):
-                    if self._weights.exchanged:
+                    if self._weights.replaced:
                         raise BadInput("the model's weights were replaced: restart these answers with prefill")
                     if [prompt.written - step for prompt in prompts] != written:
                         raise BadInput("a prompt was continued in another answer: read one answer to its end first")
@@ -286,7 +286,7 @@ class Runner:
         spare.append(self._made(bucket))
         return spare[-1]
 
-    def holds(self, shape: Hashable) -> bool:
+    def has_captured(self, shape: Hashable) -> bool:
         """Return whether a step of this bucket has been captured."""
         return (shape.coarse if self.coarse and isinstance(shape, Bucket) else shape) in self.captured
 
@@ -299,7 +299,7 @@ class Runner:
     def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
         if self._fused is None:
             attach(self.model)  # the model may have been switched to another attention backend
-        if self._weights.exchanged:
+        if self._weights.replaced:
             self.captured.clear()
             self._spare.clear()
             if self._fused is not None:
@@ -307,7 +307,7 @@ class Runner:
             self._weights = WeightWatch(self.model)
         if self._fused is not None:
             self._fused.follow()
-        if bucket.large or waits:
+        if bucket.is_large or waits:
             return Captured(StaticBatch(self.model, self.pool, bucket, self._fused))
         if bucket not in self.captured:
             self.captured[bucket] = self._made(bucket)

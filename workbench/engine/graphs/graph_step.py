@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
@@ -86,7 +86,7 @@ class WeightWatch:
         self._addresses = [weight.data_ptr() for weight in self._sampled]
 
     @property
-    def exchanged(self) -> bool:
+    def replaced(self) -> bool:
         """Whether a parameter was replaced, or all were moved (`model.to`)."""
         if self._seen != _REGISTERED[0]:
             self._seen = _REGISTERED[0]
@@ -132,7 +132,7 @@ def token_arrays(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence[Te
     arrays = []
     for prompt, row in zip(prompts, tokens, strict=True):
         if not isinstance(row, Tensor) or row.ndim != 1 or row.dtype not in INTEGERS:
-            raise BadInput(f"tokens are {shown(row)}: a 1-D tensor of int32 or int64 token ids is needed")
+            raise BadInput(f"tokens are {format_value(row)}: a 1-D tensor of int32 or int64 token ids is needed")
         ids = row.cpu().numpy()
         arrays.append(ids)
         if not 1 <= len(ids) <= prompt.reserve:
@@ -161,7 +161,7 @@ def first_tokens(pool: Pool, prompts: Sequence[PagedPrompt], logits: Tensor) -> 
         if prompt.written <= prompt.chosen and not prompt.complete:
             raise BadInput("decode before prefill: the question of this prompt is not computed yet")
     if not isinstance(logits, Tensor):
-        raise BadInput(f"logits are {shown(logits)}: a tensor is needed, [B, V], or [B] token ids")
+        raise BadInput(f"logits are {format_value(logits)}: a tensor is needed, [B, V], or [B] token ids")
     if logits.ndim == 2 and logits.shape == (count, vocabulary) and logits.is_floating_point():
         best, ids = logits.max(-1)
         return torch.where(best.isfinite(), ids, REFUSED).int()

@@ -56,7 +56,7 @@ class StaticBatch:
                 self.shapes[f"{whose} {part}"] = (count, pages)
             if bucket.hidden:
                 self.shapes[f"{whose} positions"] = (count, pages, pool.size)
-        self._buffers = [HostBuffer(self.shapes, pool.device, not bucket.large) for _ in range(BUFFERS)]
+        self._buffers = [HostBuffer(self.shapes, pool.device, not bucket.is_large) for _ in range(BUFFERS)]
         self._next = 0
         self._padding = self._all_padding(self._buffers[0])
         self.inputs = self._buffers[0].tensor.to(pool.device, copy=True)
@@ -114,7 +114,7 @@ class StaticBatch:
             host[name].fill(SCRATCH * self.pool.size)
         return buffer.array.copy()
 
-    def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
+    def set_request(self, i: int, prompt: PagedPrompt, count: int) -> None:
         """Set request i: its page table and its next `count` rows."""
         host, begin = self.on_host, prompt.written
         if self.bucket.shared and not i:
@@ -246,7 +246,7 @@ class DecodeBatch(StaticBatch):
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
         self.reader: Callable[[], object | None] = lambda: None  # of answers in progress; None: ended
 
-    def begin(self, ids: Tensor) -> None:
+    def start_answers(self, ids: Tensor) -> None:
         """Start answers with their first tokens `ids` [B] on the device."""
         self.number.zero_()
         self.taken.zero_()

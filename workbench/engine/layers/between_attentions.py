@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workbench.engine.layers.gemm_dispatch import Products
+from workbench.engine.layers.gemm_dispatch import GemmTable
 
 MOST = 2048  # rows; above, kernels run much longer than their launches take
 KEPT = 2  # number of row counts whose graphs are kept
@@ -28,9 +28,9 @@ class Layers(Protocol):
     count: int
     qkv: Linear  #: of the first layer; all layers have the same shapes
     o: Linear
-    products: Products
+    products: GemmTable
 
-    def behind(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def next_qkv(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute queries, keys and values of the next layer from the attention output of layer `number`."""
 
 
@@ -66,13 +66,13 @@ class BetweenAttentions:
         self._qkv = weight.new_empty(rows, len(layers.qkv[0]))
 
         def work(number: int) -> Callable[[Tensor], Tensor]:
-            return lambda residual: layers.behind(number, self._x, residual, self._qkv)[0]
+            return lambda residual: layers.next_qkv(number, self._x, residual, self._qkv)[0]
 
         self._residual, self._replays = captured([work(number) for number in range(layers.count - 1)], self._first)
         self._done = torch.cuda.Event() if weight.is_cuda else None
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def in_stream_order(self) -> Iterator[None]:
         """Order passes on several streams: the device runs this pass after the one before it."""
         if self._done is not None:
             self._done.wait()
@@ -82,13 +82,13 @@ class BetweenAttentions:
             if self._done is not None:
                 self._done.record()
 
-    def behind(self, number: int, attended: Tensor, residual: Tensor, o: Linear) -> tuple[Tensor, Tensor]:
-        """Compute `Layers.behind` of the product of attention output [R, Hq · D] and `o`.
+    def next_qkv(self, number: int, attended: Tensor, residual: Tensor, o: Linear) -> tuple[Tensor, Tensor]:
+        """Compute `Layers.next_qkv` of the product of attention output [R, Hq · D] and `o`.
 
         The returned tensors are overwritten by the next layer.
         """
         if not number:
             self._first.copy_(residual)
-        self._products.into(self._x, attended, *o)
+        self._products.matmul_into(self._x, attended, *o)
         self._replays[number]()
         return self._residual, self._qkv

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.engine.attention_backends.choice import kernel
-from workbench.engine.layers.gemm_dispatch import Products
+from workbench.engine.layers.gemm_dispatch import GemmTable
 from workbench.models import float8
 
 LEAST = 256  # rows; smaller GEMMs (questions, decoding) are bound by reading weights, and are not rounded
@@ -47,7 +47,7 @@ class Float8Weights:
             return
         before, self._rounded = self._rounded, {}
         for weight in weights:
-            values, scales = rounded(weight, kernels)
+            values, scales = quantize_rows(weight, kernels)
             if (known := before.get(weight.data_ptr())) is not None and known[0].shape == values.shape:
                 values, scales = known[0].copy_(values), known[1].copy_(scales)
             self._rounded[weight.data_ptr()] = values, scales
@@ -58,11 +58,11 @@ class Float8Weights:
         return self._rounded.get(weight.data_ptr())
 
 
-_WEIGHTS: WeakKeyDictionary[PreTrainedModel, Float8Weights] = WeakKeyDictionary()  # shared by all `Products` of a model
+_WEIGHTS: WeakKeyDictionary[PreTrainedModel, Float8Weights] = WeakKeyDictionary()  # shared by a model's `GemmTable`s
 
 
-class Float8Products(Products):
-    """`Products` that multiply `LEAST` or more rows in float8; fewer rows run as in `Products`."""
+class Float8Products(GemmTable):
+    """`GemmTable` that multiply `LEAST` or more rows in float8; fewer rows run as in `Products`."""
 
     def __init__(self, weights: Float8Weights, path: Path | None = None, kernels: bool = True):
         super().__init__(path)
@@ -75,17 +75,17 @@ class Float8Products(Products):
         found = product(x, quantized, self.kernels)
         return found if bias is None else found.add_(bias)
 
-    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Any) -> Tensor:
+    def gated_matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Any) -> Tensor:
         """Multiply x [R, K] by the two halves of weight [2 F, K], and `gate` the products [R, 2 F] -> [R, F]."""
         if self._float8(x, weight) is None:
-            return super().gated(x, weight, bias, gate)
+            return super().gated_matmul(x, weight, bias, gate)
         found: Tensor = gate(self(x, weight, bias))
         return found
 
-    def into(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul_into(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Write the product of x [R, K] and weight [N, K] to `out` [R, N]."""
         if (quantized := self._float8(x, weight)) is None:
-            return super().into(out, x, weight, bias)
+            return super().matmul_into(out, x, weight, bias)
         product(x, quantized, self.kernels, out)
         return out if bias is None else out.add_(bias)
 
@@ -99,18 +99,18 @@ class Float8Products(Products):
         return self.weights.of(weight) if len(x) >= LEAST else None
 
 
-def products_of(model: PreTrainedModel, path: Path | None = None, kernels: bool = True) -> Products:
-    """Return the products of a model: `Float8Products` if it was loaded with dtype "float8-products", else `Products`.
+def products_of(model: PreTrainedModel, path: Path | None = None, kernels: bool = True) -> GemmTable:
+    """Return the products of a model: `Float8Products` if it was loaded with dtype "float8-products", else `GemmTable`.
 
     `path` is the file of GEMM measurements for few rows.
     """
-    if not float8.asked(model):
+    if not float8.is_float8(model):
         _WEIGHTS.pop(model, None)
-        return Products(path)
+        return GemmTable(path)
     return Float8Products(_WEIGHTS.setdefault(model, Float8Weights()), path, kernels)
 
 
-def rounded(x: Tensor, kernels: bool) -> Quantized:
+def quantize_rows(x: Tensor, kernels: bool) -> Quantized:
     """Round rows [R, K] to float8, with one scale per row."""
     module = kernel("_shared.float8_rows")
     found: Quantized = (module.launch if kernels else module.reference)(x)
@@ -119,7 +119,7 @@ def rounded(x: Tensor, kernels: bool) -> Quantized:
 
 def product(x: Tensor, weight: Quantized, kernels: bool, out: Tensor | None = None) -> Tensor:
     """Multiply rows x [R, K] by a float8 weight [N, K] -> [R, N] in the dtype of `x`, in `out` if given."""
-    (rows, scale), (values, scales) = rounded(x, kernels), weight
+    (rows, scale), (values, scales) = quantize_rows(x, kernels), weight
     options: dict[str, Any] = {"out_dtype": x.dtype, "use_fast_accum": FAST and x.is_cuda}
     options |= {} if out is None else {"out": out}
     return torch._scaled_mm(rows, values.mT, scale_a=scale, scale_b=scales.mT, **options)

@@ -27,7 +27,7 @@ from workbench.core.errors import BadInput
 from workbench.engine.attention_backends.choice import kernel, on_gpu
 from workbench.engine.layers.between_attentions import KEPT, MOST, BetweenAttentions, Linear
 from workbench.engine.layers.float8_products import Float8Products, products_of
-from workbench.engine.layers.gemm_dispatch import Products
+from workbench.engine.layers.gemm_dispatch import GemmTable
 from workbench.engine.layers.module_watch import ModuleWatch
 from workbench.models import float8
 from workbench.models.spec import attach
@@ -81,8 +81,8 @@ class FusedLayers:
     why_uncaptured  why repeated passes run without graphs; "" if they do not
     """
 
-    def __init__(self, model: PreTrainedModel, kernels: bool, products: Products | None = None):
-        self.kernels, self.products = kernels, products or Products()
+    def __init__(self, model: PreTrainedModel, kernels: bool, products: GemmTable | None = None):
+        self.kernels, self.products = kernels, products or GemmTable()
         self.decoder: Any = model.get_decoder()
         self.head: Any = model.get_output_embeddings()
         self.layers = [_fused(layer) for layer in self.decoder.layers]
@@ -147,7 +147,7 @@ class FusedLayers:
 
         return self._forward(ids, positions, attention, logit_rows)
 
-    def packed(
+    def forward_packed(
         self,
         ids: Tensor,
         positions: Tensor,
@@ -199,12 +199,12 @@ class FusedLayers:
             self._graphs[rows] = graphs
             for old in list(self._graphs)[:-KEPT]:
                 del self._graphs[old]
-            with graphs.turn() if graphs else nullcontext():
+            with graphs.in_stream_order() if graphs else nullcontext():
                 yield graphs
         finally:
             self._turn.release()
 
-    def behind(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def next_qkv(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute queries, keys and values of the next layer from x [R, C], the projected attention of layer `number`.
 
         Returns (residual, qkv), the latter in `out` if given.
@@ -214,7 +214,7 @@ class FusedLayers:
         residual, x = self._add_rms_norm(x, following.before_attention, following.eps, residual)
         if out is None:
             return residual, self.products(x, *following.qkv, parts=True)
-        return residual, self.products.into(out, x, *following.qkv)
+        return residual, self.products.matmul_into(out, x, *following.qkv)
 
     def _forward(
         self,
@@ -232,9 +232,9 @@ class FusedLayers:
         for number, layer in enumerate(self.layers[:-1]):
             x = attention(number, qkv, cos, sin, False)
             if graphs is None:
-                residual, qkv = self.behind(number, product(x, *layer.o, parts=True), residual)
+                residual, qkv = self.next_qkv(number, product(x, *layer.o, parts=True), residual)
             else:
-                residual, qkv = graphs.behind(number, x, residual, layer.o)
+                residual, qkv = graphs.next_qkv(number, x, residual, layer.o)
         layer, few = self.layers[-1], logit_rows is not None
         x = product(attention(self.count - 1, qkv, cos, sin, few), *layer.o, parts=True)
         residual, x = self._mlp(layer, x, residual[logit_rows] if few else residual)
@@ -245,7 +245,7 @@ class FusedLayers:
     def _mlp(self, layer: FusedLayer, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Add projected attention outputs to the residual and apply the MLP -> (residual, MLP output)."""
         residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
-        x = self.products.gated(x, *layer.gate_up, self._silu_and_mul)
+        x = self.products.gated_matmul(x, *layer.gate_up, self._silu_and_mul)
         return residual, self.products(x, *layer.down, parts=True)
 
 
@@ -263,7 +263,7 @@ def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
         return None
     known = _KNOWN.get(model)
     float8_now = known is not None and isinstance(known[0].products, Float8Products)
-    if known is None or known[0].stale or known[1].changed or float8_now != float8.asked(model):
+    if known is None or known[0].stale or known[1].changed or float8_now != float8.is_float8(model):
         _KNOWN.pop(model, None)
         watch = ModuleWatch(model)
         if (reason := reason_against(model)) or watch.changed:
@@ -276,11 +276,11 @@ def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
 
 def _check_own_layers(model: PreTrainedModel, reason: str) -> None:
     """Raise BadInput for a float8 model: its own layers multiply in the model's dtype."""
-    if float8.asked(model):
+    if float8.is_float8(model):
         raise BadInput(f"this model was loaded as {float8.NAME}, but its products cannot run in float8: {reason}")
 
 
-def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:
+def layers_of(model: PreTrainedModel, kernels: bool, products: GemmTable | None = None) -> FusedLayers | str:
     """Return the fused layers of a model, or the reason why it has none.
 
     Weights with the same input are moved into one tensor, once.

@@ -1,8 +1,8 @@
 """GEMM dispatch for few rows and large matrices: torch's or the workbench's kernel, whichever is faster on this GPU.
 
 The fastest depends on the shape and on library versions, so it is measured once per shape: on the model's weights, in
-a captured run over all layers, so that no matrix is in the L2 cache. Results are stored in a file (`kept`), by GPU and
-versions. A launch that fails, or whose result differs from torch's, is skipped.
+a captured run over all layers, so that no matrix is in the L2 cache. Results are stored in a file
+(`measurements_path`), by GPU and versions. A launch that fails, or whose result differs from torch's, is skipped.
 """
 
 import json
@@ -27,7 +27,7 @@ REPEATS = 5
 CLOSE = 0.02  # maximum difference of results, relative to the largest value
 
 
-def kept() -> Path:
+def measurements_path() -> Path:
     """Return the path of the measurements, in the user's cache."""
     return cache() / "products.json"
 
@@ -37,7 +37,7 @@ GATED = ((64, 2, 128, 4), (128, 2, 128, 2))
 TILES = ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6))  # for GPUs other than Hopper
 
 
-def ways(
+def launch_configs(
     width: int, channels: int, parts: bool, rows: int = 64, hopper: bool = False, gated: bool = False
 ) -> list[Any]:
     """Return the launch configurations to try for rows [R, channels] times [width, channels].
@@ -62,7 +62,7 @@ def ways(
 
 
 @dataclass
-class Products:
+class GemmTable:
     """The GEMM for each shape: `chosen` is its launch configuration, None for torch; `times` are all measured ms."""
 
     path: Path | None = None
@@ -77,12 +77,12 @@ class Products:
         found = _launched(x, weight, way)
         return found[0] if len(found) == 1 else found
 
-    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Callable[[Tensor], Tensor]) -> Tensor:
+    def gated_matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Callable[[Tensor], Tensor]) -> Tensor:
         """Multiply x [R, K] by the two halves of weight [2 F, K], and `gate` the products [R, 2 F] -> [R, F]."""
         way = self.chosen.get(_shape(x, weight, False, True)) if bias is None else None
         return gate(self(x, weight, bias)) if way is None else _launched(x, weight, way)[0]
 
-    def into(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul_into(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Write the product of x [R, K] and weight [N, K] to `out` [R, N]."""
         return torch.mm(x, weight.mT, out=out) if bias is None else torch.addmm(bias, x, weight.mT, out=out)
 
@@ -107,12 +107,12 @@ class Products:
         if shape in self.chosen or not x.is_cuda or weights[0].nbytes < LARGE or not module.fits(x, weights[0]):
             return
         width, channels = weights[0].shape
-        tried = {str(way): way for way in ways(width, channels, parts, rows, hopper, gate is not None)}
+        tried = {str(way): way for way in launch_configs(width, channels, parts, rows, hopper, gate is not None)}
         name = _where(x.device) + ", " + shape
         times = self._read().get(name)
         if not isinstance(times, dict):
             baseline = partial(_baseline, self, x, gate)
-            times = {TORCH: timed(baseline, weights)}
+            times = {TORCH: median_ms(baseline, weights)}
             for label, way in tried.items():
                 if (ms := _time_of(x, weights, way, baseline)) is not None:
                     times[label] = ms
@@ -139,7 +139,7 @@ class Products:
             return  # not writable: measured again next time
 
 
-def timed(work: Any, weights: Sequence[Tensor]) -> float:
+def median_ms(work: Any, weights: Sequence[Tensor]) -> float:
     """Return the median milliseconds of `work(weight)`, from captured runs over all weights."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -161,7 +161,7 @@ def timed(work: Any, weights: Sequence[Tensor]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _baseline(products: Products, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
+def _baseline(products: GemmTable, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
     """Compute the baseline: torch's GEMM, or for a gated one the fastest known GEMM, then the gate."""
     return linear(x, weight) if gate is None else gate(products(x, weight))
 
@@ -180,7 +180,7 @@ def _time_of(x: Tensor, weights: Sequence[Tensor], way: Any, baseline: Callable[
         expected, found = baseline(weights[0]).float(), _launched(x, weights[0], way).float().sum(0)
         if not bool((found - expected).abs().max() <= CLOSE * expected.abs().max()):
             return None
-        return timed(lambda w: _launched(x, w, way), weights) + added
+        return median_ms(lambda w: _launched(x, w, way), weights) + added
     except Exception:  # compilers raise errors of many types, e.g. for too much shared memory
         return None
 

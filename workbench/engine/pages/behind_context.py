@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.kv import KV, layered
-from workbench.core.utils.wide_copies import index_copy, sent, taken
+from workbench.core.utils.wide_copies import copy_to_device, gather_tokens, index_copy
 from workbench.engine.attention_backends.choice import kernel, kernel_over_pages
 from workbench.engine.forward import packed_logits
 from workbench.engine.pages.page_tables import batch_of
@@ -33,13 +33,13 @@ class OwnRows:
         places = [torch.from_numpy(prompt.places) for prompt in prompts]
         numbers = torch.arange(sum(map(len, places))).split([*map(len, places)])
         at = pad_sequence(places, batch_first=True, padding_value=-1)
-        self.rows = sent(torch.cat(places).long(), pool.device)
-        self.slots = sent(torch.from_numpy(np.concatenate([p.own for p in prompts])), pool.device)
-        self.at = sent(at.int(), pool.device)
+        self.rows = copy_to_device(torch.cat(places).long(), pool.device)
+        self.slots = copy_to_device(torch.from_numpy(np.concatenate([p.own for p in prompts])), pool.device)
+        self.at = copy_to_device(at.int(), pool.device)
         padding = at.flatten() < 0
         packed = pad_sequence(list(numbers), batch_first=True).flatten()
-        self.packed = sent(packed, pool.device) if padding.any() else None
-        self.kept = sent((~padding).nonzero()[:, 0], pool.device)
+        self.packed = copy_to_device(packed, pool.device) if padding.any() else None
+        self.kept = copy_to_device((~padding).nonzero()[:, 0], pool.device)
 
     def place(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return the tensors in which keys and values of a layer are written at `slots`."""
@@ -77,7 +77,7 @@ def encode_behind(
             prompts.append(pool.open(context, len(block)) if context else pool.blank(len(block)))
             stack.callback(pool.close, prompts[-1])
         request = OwnRows(pool, prompts)
-        ids = sent(torch.cat([block.ids for block in blocks]), pool.device)
+        ids = copy_to_device(torch.cat([block.ids for block in blocks]), pool.device)
         with pool.in_order():
             with suppress(StopForward):
                 packed_logits(model, ids, request.rows, [request], request.rows[:0])
@@ -91,4 +91,4 @@ def encode_behind(
 def _taken(layers: list[Tensor], at: Tensor) -> list[Tensor]:
     """Copy the tokens at slots `at` [T] of all layers -> [H, T, D] each; one call if layers are contiguous."""
     whole = layered(layers)
-    return [taken(x, at) for x in layers] if whole is None else list(whole.index_select(2, at))
+    return [gather_tokens(x, at) for x in layers] if whole is None else list(whole.index_select(2, at))

@@ -39,7 +39,7 @@ class BlockPages:
         return len(self._pins)
 
     @property
-    def room(self) -> int:
+    def available_pages(self) -> int:
         """Number of pages that are free or can be freed: those of unpinned blocks."""
         return self.pool.free + self._idle
 
@@ -48,8 +48,8 @@ class BlockPages:
 
         Raises NoPages, evicting nothing, if that is not enough.
         """
-        if pages > self.room:
-            raise NoPages(pages, self.room, what)
+        if pages > self.available_pages:
+            raise NoPages(pages, self.available_pages, what)
         if self.pool.free >= pages:
             return
         for _ in range(len(self._gone)):
@@ -115,7 +115,7 @@ class BlockPages:
         key = -id(cached)
         self._entries[key] = ref(of, partial(_append, self._gone, key)), cached
 
-    def again(self, cached: Cached) -> bool:
+    def pin_again(self, cached: Cached) -> bool:
         """Pin a kept block again; return False if it was evicted."""
         key = -id(cached)
         if key not in self._entries or self._entries[key][1] is not cached:
@@ -125,7 +125,7 @@ class BlockPages:
         return True
 
     def unpin(self, context: Iterable[Cached]) -> None:
-        """Release blocks that `place` or `blank` returned, or `again` pinned."""
+        """Release blocks that `place` or `blank` returned, or `pin_again` pinned."""
         for cached in context:
             self._pins[id(cached)] -= 1
             if self._pins[id(cached)] <= 0:
@@ -143,7 +143,7 @@ class BlockPages:
     def _drop(self, key: int) -> None:
         _, cached = self._entries.pop(key)
         self._idle -= len(cached.numbers)
-        self.pool.give(cached)
+        self.pool.free_pages(cached)
 
 
 def _append(gone: deque[int], key: int, _: object) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils import annotations
 from workbench.engine.pages.page_tables import Ints
 
@@ -24,7 +24,7 @@ def whole_numbers(name: str, numbers: Sequence[int] | Tensor) -> Ints:
     found = torch.as_tensor(numbers)
     odd = found.ndim != 1 or found.is_floating_point() or found.is_complex() or found.dtype is torch.bool
     if found.is_meta or (found.numel() and odd):
-        raise BadInput(f"{name} is {shown(numbers)}: a list of integers is needed")
+        raise BadInput(f"{name} is {format_value(numbers)}: a list of integers is needed")
     return found.reshape(-1).cpu().numpy().astype(np.int32)
 
 
@@ -36,7 +36,7 @@ class NoPages(BadInput):
         self.missing = needed - free
 
 
-class Taken(list[int]):
+class AllocatedPages(list[int]):
     """A list of allocated pages, with `numbers` (the same as an array) and their `generations` at allocation."""
 
     def __init__(self, pages: Sequence[int], generations: Ints, numbers: Ints | None = None):
@@ -60,7 +60,7 @@ class PageOwners:
         """Number of free pages."""
         return len(self._free)
 
-    def take(self, count: int, what: str = "the request", wait: float = 0.0) -> Taken:
+    def take(self, count: int, what: str = "the request", wait: float = 0.0) -> AllocatedPages:
         """Allocate `count` pages, waiting up to `wait` seconds for pages to be freed.
 
         Raises NoPages, allocating none.
@@ -76,9 +76,9 @@ class PageOwners:
             numbers = np.array(taken, np.int32)
             generations: Ints = self.generation[numbers] + 1
             self.generation[numbers] = generations
-            return Taken(taken, generations, numbers)
+            return AllocatedPages(taken, generations, numbers)
 
-    def give(self, pages: Sequence[int] | Tensor, generations: Ints | None = None, counted: bool = True) -> None:
+    def free_pages(self, pages: Sequence[int] | Tensor, generations: Ints | None = None, counted: bool = True) -> None:
         """Free pages. Raises BadInput, freeing none, if one is free already or was reallocated.
 
         `counted` is False for pages without other references: the own pages of a prompt that ends.
@@ -92,13 +92,15 @@ class PageOwners:
             self._changed.notify_all()
 
     def _checked(self, pages: Sequence[int] | Tensor, generations: Ints | None) -> Ints:
-        """Return the numbers of pages, checked as in `check`; an unchanged `Taken` is checked faster."""
-        taken = isinstance(pages, Taken) and generations is pages.generations and pages == pages.numbers.tolist()
-        if isinstance(pages, Taken) and taken and self.holds(pages.numbers, pages.generations):
+        """Return the numbers of pages, checked as in `check`; an unchanged `AllocatedPages` is checked faster."""
+        taken = (
+            isinstance(pages, AllocatedPages) and generations is pages.generations and pages == pages.numbers.tolist()
+        )
+        if isinstance(pages, AllocatedPages) and taken and self.still_owned(pages.numbers, pages.generations):
             return pages.numbers
         return self.check(pages, generations)
 
-    def holds(self, numbers: Ints, generations: Ints) -> bool:
+    def still_owned(self, numbers: Ints, generations: Ints) -> bool:
         """Return whether pages still have these generations."""
         return bool((self.generation[numbers] == generations).all())
 

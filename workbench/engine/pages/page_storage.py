@@ -12,10 +12,10 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, side_by_side
 from workbench.core.utils.annotations import Count, check, checked
-from workbench.core.utils.wide_copies import copy, index_copy, sent, taken
+from workbench.core.utils.wide_copies import copy, copy_to_device, gather_tokens, index_copy
 from workbench.engine.assembly import Positions, check_positions, shifts_of
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
-from workbench.engine.attention_backends.choice import named, rerotate
+from workbench.engine.attention_backends.choice import backend_named, rerotate
 from workbench.engine.encoding import packed_pass, packs
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
 from workbench.engine.pages.stream_order import StreamOrder, current_stream
@@ -52,7 +52,7 @@ class PageStorage:
         if spec.window:
             raise BadInput(f"a pool supports no sliding window ({spec.window} tokens): assemble the blocks")
         for heads, width in set(spec.shapes) if self.kernels else ():
-            reason = named("question_attention").refuses(
+            reason = backend_named("question_attention").refuses(
                 AttentionProblem(1, pages * size, (heads, heads), width, spec.dtype, spec.device)
             )
             if reason:
@@ -86,7 +86,7 @@ class PageStorage:
         """Encode blocks independently into the pages of `cached`, packed into few forward passes without padding."""
         passes = []
         for group in packs([len(block) for block in blocks]):
-            slots = sent(self.slots(*[cached[i] for i in group]), self.device)
+            slots = copy_to_device(self.slots(*[cached[i] for i in group]), self.device)
 
             def write(x: LayerInput, at: Tensor = slots) -> None:
                 index_copy(self.keys[x.layer], at, x.k)
@@ -104,7 +104,7 @@ class PageStorage:
             return
         slots = self.slots(*cached)
         runs = _runs(slots)
-        where = sent(slots, self.device) if len(runs) > RUNS else None
+        where = copy_to_device(slots, self.device) if len(runs) > RUNS else None
         with self.in_order():
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
@@ -132,11 +132,11 @@ class PageStorage:
         if not context:
             raise BadInput("a prompt has at least one block")
         slots = self.slots(*context)
-        runs, where = _runs(slots), sent(slots, self.device)
+        runs, where = _runs(slots), copy_to_device(slots, self.device)
         runs = runs if len(runs) <= RUNS else []
         lengths = torch.tensor([len(block) for block in context])
         shifts = shifts_of([(block.start, len(block)) for block in context], positions)
-        distance = sent(shifts.repeat_interleave(lengths), self.device)
+        distance = copy_to_device(shifts.repeat_interleave(lengths), self.device)
         length = len(slots)
         kv = self._unwritten(length, reserve)
 
@@ -148,8 +148,8 @@ class PageStorage:
                     rerotate(keys[:, at], distance[to], table, self.pairing, out[:, to], self.kernels)
                     copy(kv.values[layer][:, to], values[:, at])
                 if not runs:
-                    rerotate(taken(keys, where), distance, table, self.pairing, out, self.kernels)
-                    copy(kv.values[layer][:, :length], taken(values, where))
+                    rerotate(gather_tokens(keys, where), distance, table, self.pairing, out, self.kernels)
+                    copy(kv.values[layer][:, :length], gather_tokens(values, where))
 
         return kv, fill
 
@@ -161,7 +161,7 @@ class PageStorage:
             x[:, length:].zero_()
         return KV(keys, values)
 
-    def read(
+    def read_kv(
         self,
         context: Sequence[Cached],
         prompt: PagedPrompt,
@@ -179,18 +179,22 @@ class PageStorage:
             kv.reserve(reserve)
         else:
             kv = self.spec.empty(length, reserve)
-        slots, places = (sent(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places))
+        slots, places = (
+            copy_to_device(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places)
+        )
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-                index_copy(theirs, places, taken(mine, slots))
+                index_copy(theirs, places, gather_tokens(mine, slots))
         return kv
 
     def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
         """Copy the first `rows` own tokens of a prompt from a contiguous KV into its pages; they count as computed."""
-        slots, places = (sent(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places))
+        slots, places = (
+            copy_to_device(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places)
+        )
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-                index_copy(mine, slots, taken(theirs, places))
+                index_copy(mine, slots, gather_tokens(theirs, places))
         prompt.written = rows
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from workbench.core.page_table import INVALID_POS, Paged
-from workbench.core.utils.wide_copies import sent
+from workbench.core.utils.wide_copies import copy_to_device
 from workbench.engine.assembly import Positions
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -87,7 +87,7 @@ class PageTable:
         offset = np.arange(self.size, dtype=np.int32)
         return np.where(offset < self.slots[:, None], self.first[:, None] + offset, INVALID_POS).astype(np.int32)
 
-    def apart(self, begin: int, end: int) -> tuple["PageTable", "PageTable"]:
+    def split_at(self, begin: int, end: int) -> tuple["PageTable", "PageTable"]:
         """Split into two tables: positions [begin, end), and all others; a page with both is in both."""
         behind = self.first + self.slots
         mixed = ((self.first < begin) & (behind > begin)) | ((self.first < end) & (behind > end))
@@ -123,7 +123,9 @@ def batch_of(tables: Sequence[PageTable], device: torch.device) -> Paged:
     """Return the tables of B prompts as kernel arguments; shorter ones are padded with masked pages."""
 
     def padded(parts: Sequence[Ints], fill: int = INVALID_POS) -> torch.Tensor:
-        return sent(pad_sequence([torch.from_numpy(x) for x in parts], batch_first=True, padding_value=fill), device)
+        return copy_to_device(
+            pad_sequence([torch.from_numpy(x) for x in parts], batch_first=True, padding_value=fill), device
+        )
 
     numbers, positions = padded([t.numbers for t in tables], EMPTY), padded([t.every_position() for t in tables])
     first, last, most = (padded([getattr(t, part) for t in tables]) for part in ("first", "last", "page_max"))

@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.kv import KV
 from workbench.core.utils import annotations
 from workbench.core.utils.annotations import Count
 from workbench.engine.assembly import Positions, check_positions
-from workbench.engine.pages.page_allocator import NoPages, PageOwners, Taken, whole_numbers
+from workbench.engine.pages.page_allocator import AllocatedPages, NoPages, PageOwners, whole_numbers
 from workbench.engine.pages.page_storage import PageStorage
 from workbench.engine.pages.page_tables import ContextTable, Ints, context_of, joined_pages, table_of
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
@@ -49,18 +49,18 @@ class Pool(PageStorage):
         return self.owners.free
 
     @annotations.checked
-    def take(self, tokens: Count, wait: float = 0.0) -> Taken:
+    def take(self, tokens: Count, wait: float = 0.0) -> AllocatedPages:
         """Take pages for `tokens` tokens, waiting up to `wait` seconds. Raises NoPages if too few are free."""
         return self.owners.take(-(-tokens // self.size), f"{tokens} tokens: it", wait)
 
     @annotations.checked
-    def give(self, pages: Sequence[int] | Tensor | Cached) -> None:
+    def free_pages(self, pages: Sequence[int] | Tensor | Cached) -> None:
         """Free pages that `take` returned, or those of a block. Raises BadInput, freeing none, for stale pages."""
         if isinstance(pages, Cached):
             self.check_block(pages)
-            self.owners.give(pages.pages, pages.generations)
+            self.owners.free_pages(pages.pages, pages.generations)
         else:
-            self.owners.give(pages)
+            self.owners.free_pages(pages)
 
     def close(self, prompt: PagedPrompt) -> None:
         """Free a prompt's own pages, which ends it. Raises BadInput for a closed prompt.
@@ -71,17 +71,17 @@ class Pool(PageStorage):
         with prompt.lease:
             if prompt.closed or prompt.pool is not self:
                 raise BadInput("a prompt is closed twice" if prompt.closed else "this prompt is of another pool")
-            self.owners.give(prompt.owned, counted=False)
+            self.owners.free_pages(prompt.owned, counted=False)
             prompt.closed = True
 
     def check(self, prompt: PagedPrompt) -> None:
         """Raise BadInput for a prompt that is closed, of another pool, or whose pages were reallocated."""
         if not isinstance(prompt, PagedPrompt):
-            raise BadInput(f"{shown(prompt)} is no prompt of this pool: use `Pool.open` or `Pool.blank`")
+            raise BadInput(f"{format_value(prompt)} is no prompt of this pool: use `Pool.open` or `Pool.blank`")
         if prompt.pool is not self or prompt.closed:
             raise BadInput("this prompt is closed" if prompt.closed else "this prompt is of another pool")
         returns = self.owners.given
-        if prompt.checked != returns and not self.owners.holds(*prompt.held):
+        if prompt.checked != returns and not self.owners.still_owned(*prompt.pages_used):
             self.owners.check(prompt.owned, prompt.owned.generations)
             for block in prompt.context:
                 self.check_block(block)
@@ -93,11 +93,11 @@ class Pool(PageStorage):
         Returns `pages_of` all blocks, joined; None if a block's generations are not known.
         """
         if odd := [block for block in context if not isinstance(block, Cached)]:
-            raise BadInput(f"{shown(odd[0])} is no block of this pool: use `Pool.encode`")
-        known = [x for block in context if block.pool is self and (x := block.known) is not None]
+            raise BadInput(f"{format_value(odd[0])} is no block of this pool: use `Pool.encode`")
+        known = [x for block in context if block.pool is self and (x := block.pages_as_bytes) is not None]
         if len(known) == len(context):
             joined: Ints = np.frombuffer(b"".join(known), np.int32).reshape(-1, 5).T
-            if self.owners.holds(joined[0], joined[-1]):
+            if self.owners.still_owned(joined[0], joined[-1]):
                 return joined[:-1]
         for block in context:
             self.check_block(block)
@@ -107,7 +107,7 @@ class Pool(PageStorage):
         """Raise BadInput for a block of another pool, and for one whose pages were freed."""
         if block.pool is not None and block.pool is not self:
             raise BadInput("this block is of another pool")
-        if block.generations is None or not self.owners.holds(block.numbers, block.generations):
+        if block.generations is None or not self.owners.still_owned(block.numbers, block.generations):
             self.owners.check(block.pages, block.generations)
 
     def check_model(self, model: PreTrainedModel) -> None:
@@ -115,7 +115,7 @@ class Pool(PageStorage):
         if self._model() is not model:
             raise BadInput(f"this pool is of another model: make one for {attach(model).name}")
 
-    def cached(self, length: int, start: int = 0, pages: Taken | None = None) -> Cached:
+    def cached(self, length: int, start: int = 0, pages: AllocatedPages | None = None) -> Cached:
         """Return an unwritten block of `length` tokens in `pages`; None: allocate them."""
         pages = self.owners.take(-(-length // self.size), f"{length} tokens: it") if pages is None else pages
         return Cached(torch.from_numpy(pages.numbers.astype(np.int64)), length, start, self, pages.generations)
@@ -149,10 +149,10 @@ class Pool(PageStorage):
             yield
         except BaseException:
             for block in cached:
-                self.give(block)
+                self.free_pages(block)
             raise
 
-    def put(self, kv: KV) -> Cached:
+    def write_kv(self, kv: KV) -> Cached:
         """Copy a KV into pages."""
         return self.put_many([kv])[0]
 
@@ -193,14 +193,16 @@ class Pool(PageStorage):
             raise BadInput(f"{len(context)} blocks and room for {reserve}: at least one block and one token are needed")
         check_positions(positions)
         if len(order) and sorted(order) != list(range(len(context))):
-            raise BadInput(f"order is {shown(order)}: a permutation of 0 to {len(context) - 1} is needed")
+            raise BadInput(f"order is {format_value(order)}: a permutation of 0 to {len(context) - 1} is needed")
         returns = self.owners.given
         table = self._context(context, positions, 1 if len(chosen) else self.run, returns, () if len(chosen) else order)
         length = table.length
         places = np.arange(length, length + reserve, dtype=np.int32)
         if len(chosen):
             if chosen[0] < 0 or chosen[-1] >= length or (chosen[1:] <= chosen[:-1]).any():
-                raise BadInput(f"recompute is {shown(recompute)}: rising positions from 0 to {length - 1} are needed")
+                raise BadInput(
+                    f"recompute is {format_value(recompute)}: rising positions from 0 to {length - 1} are needed"
+                )
             places = np.concatenate((chosen, places))
         prompt = self._prompt(context, places, table, wait, returns)
         prompt.chosen = len(chosen)
@@ -241,7 +243,7 @@ class Pool(PageStorage):
             mine = owned.numbers
             pages = table_of(table, mine, places, self.size)
         except BaseException:
-            self.give(owned)
+            self.free_pages(owned)
             raise
         offsets = np.arange(self.size, dtype=np.int32)
         own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from workbench.core.page_table import Apart, Paged
-from workbench.engine.pages.page_allocator import Taken
+from workbench.core.page_table import Paged, SeparateSoftmax
+from workbench.engine.pages.page_allocator import AllocatedPages
 from workbench.engine.pages.page_tables import Ints, PageTable, pages_of
 
 _SERIAL = count()
@@ -59,7 +59,7 @@ class Cached:
         return {}
 
     @cached_property
-    def known(self) -> bytes | None:
+    def pages_as_bytes(self) -> bytes | None:
         """[P, 5] `pages_of` the block and generations, as bytes (fast to join); None if generations are not known."""
         size: int | None = getattr(self.pool, "size", None)
         if self.generations is None or size is None:
@@ -88,14 +88,14 @@ class PagedPrompt:
     table: PageTable
     own: Ints
     places: Ints
-    owned: Taken
+    owned: AllocatedPages
     pool: object = field(repr=False)
     context: Sequence[Cached] = ()
     written: int = 0
     closed: bool = False
     chosen: int = 0
     complete: bool = False
-    apart: Apart | None = None
+    apart: SeparateSoftmax | None = None
     lease: Any = field(default_factory=RLock, repr=False)
     checked: int = -1  #: the pool's count of returned pages when these pages were last checked
 
@@ -113,10 +113,10 @@ class PagedPrompt:
     def lists(self) -> tuple[PageTable, PageTable]:
         """Its table split in two: positions `apart`, and all others."""
         assert self.apart is not None
-        return self.table.apart(self.apart.first, self.apart.end)
+        return self.table.split_at(self.apart.first, self.apart.end)
 
     @cached_property
-    def held(self) -> tuple[Ints, Ints]:
+    def pages_used(self) -> tuple[Ints, Ints]:
         """[N] pages that it reads or writes, and [N] their generations when it was opened."""
         known = [block for block in self.context if block.generations is not None]
         pages = [np.array(self.owned, np.int32), *[block.numbers for block in known]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core.utils.wide_copies import taken
+from workbench.core.utils.wide_copies import gather_tokens
 from workbench.engine import attention_maps
 from workbench.engine.assembly import shifts_of
 from workbench.engine.attention_backends.choice import kernel, rerotate
@@ -23,7 +23,7 @@ from workbench.engine.pages.paged_prompt import Cached
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class BlockTokens:
     """The tokens of B blocks in a pool, padded to the longest block; on the pool's device.
 
     slots    [B · W] slot of each token in the pool; padding repeats a slot of its block
@@ -38,7 +38,7 @@ class Places:
     padded: bool
 
     @classmethod
-    def of(cls, pool: Pool, context: Sequence[Cached]) -> "Places":
+    def of(cls, pool: Pool, context: Sequence[Cached]) -> "BlockTokens":
         lengths = torch.tensor([len(block) for block in context])
         offset = torch.arange(int(lengths.max()))
         beyond = offset >= lengths[:, None]
@@ -50,7 +50,7 @@ class Places:
 
     def keys(self, pool: Pool, layer: int) -> Tensor:
         """Return the keys [H, B · W, D] of a layer, rerotated to their new positions."""
-        keys = taken(pool.keys[layer], self.slots)
+        keys = gather_tokens(pool.keys[layer], self.slots)
         if self.shift is None:
             return keys
         table, out = pool.inv_freq[layer], torch.empty_like(keys)
@@ -92,7 +92,7 @@ def from_question(
     skip = system if over == "documents" else 0
     if (found := by_kernel(runner, context, queries, last, over != "block", skip)) is not None:
         return found
-    places = Places.of(pool, context)
+    places = BlockTokens.of(pool, context)
     total = torch.zeros(places.beyond.shape, device=pool.device)
     hidden = places.beyond | (torch.arange(len(context)) < skip).to(pool.device)[:, None]
     with pool.in_order():

@@ -22,7 +22,7 @@ def names() -> list[str]:
     return sorted(name for name in modules if not name.startswith("_"))
 
 
-def named(name: str) -> Any:
+def workload_module(name: str) -> Any:
     """Return a kernel's module. Raises BadInput for an unknown name."""
     if name not in names():
         raise BadInput(f"there is no kernel {name!r}: it is one of {', '.join(names())}")

@@ -21,7 +21,7 @@ NAMES = ("flash", "cudnn", "flex", "flashinfer")
 WORKSPACE = 512 << 20  # bytes
 
 
-def chosen(against: str) -> list[str]:
+def select_names(against: str) -> list[str]:
     """Return the names in a comma-separated list; "all" selects all. Raises BadInput for an unknown name."""
     names = [name.strip() for name in against.split(",") if name.strip()]
     if names == ["all"]:
@@ -42,7 +42,7 @@ def torchs(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> 
     return call
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Call:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Call:
     """Set up PyTorch's memory-efficient attention with a mask `position of the key <= rows[i]`.
 
     It does not support GQA, so keys and values are repeated beforehand.

@@ -16,10 +16,10 @@ import torch
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.versions import version_of
-from workbench.experiments.bench import CHUNKS, named
+from workbench.experiments.bench import CHUNKS, workload_module
 from workbench.experiments.bench.kernels import choices, chunk_attention, page_workloads
 from workbench.experiments.bench.kernels.workloads import KernelWorkload, variants
-from workbench.experiments.bench.timing import Roof, Time, measure, roof
+from workbench.experiments.bench.timing import Roof, Time, measure, measure_roof
 
 WORKLOADS = {
     **page_workloads.WORKLOADS,
@@ -36,13 +36,13 @@ def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -
     Raises BadInput without a GPU, for an unknown kernel, and for one without workloads.
     """
     if kernel not in CHUNKS:
-        named(kernel)
+        workload_module(kernel)
     if not torch.cuda.is_available():
         raise BadInput("kernels are timed on a GPU, and there is none here: --check works on a CPU")
     if kernel not in WORKLOADS:
         raise BadInput(f"nothing is measured of {kernel!r} yet: choose one of {', '.join(WORKLOADS)}")
     torch.manual_seed(0)
-    ceiling = roof()
+    ceiling = measure_roof()
     yield gpu_facts() | {"kernel": kernel, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
     launches = variants(kernel) if tuning else ()
     with torch.inference_mode():

@@ -37,7 +37,7 @@ class Time:
         return asdict(self)
 
 
-def of(samples: Sequence[float]) -> Time:
+def summarise_ms(samples: Sequence[float]) -> Time:
     """Summarise the milliseconds of several runs."""
     summary = quantiles(samples)
     return Time(summary.p50, summary.p5, summary.p95, summary.n, summary.least, summary.most)
@@ -60,7 +60,7 @@ def measure(candidates: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, 
         events = {name: _start(sets[i % len(sets)]) for name, (sets, runs) in ready.items() if i < runs}
         for name, ms in zip(events, _milliseconds(list(events.values())), strict=True):
             samples[name].append(ms)
-    return problems | {name: of(times) for name, times in samples.items()}
+    return problems | {name: summarise_ms(times) for name, times in samples.items()}
 
 
 def reason(problem: Exception) -> str:
@@ -94,7 +94,7 @@ class Roof:
         return max(flops / self.product, moved / self.copy)
 
 
-def roof(device: torch.device | str = "cuda", dtype: torch.dtype = torch.bfloat16, repeats: int = 5) -> Roof:
+def measure_roof(device: torch.device | str = "cuda", dtype: torch.dtype = torch.bfloat16, repeats: int = 5) -> Roof:
     """Measure a large copy and a large GEMM in `dtype`: medians on a GPU, the fastest of `repeats` on a CPU."""
     device = torch.device(device)
     size, side = (2 << 30, 8192) if device.type == "cuda" else (1 << 27, 1024)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from workbench.core.errors import BadInput, brief
+from workbench.core.errors import BadInput, shorten
 from workbench.core.utils.annotations import check_fields
 from workbench.data.assets import ROOT
 from workbench.experiments.judging.claim_numbers import ANSWERS, ROWS, ClaimScope
@@ -119,16 +119,16 @@ def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[PaperItem, ...]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         papers, methods, rows = (content[name] for name in ("papers", "methods", "items"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise BadInput(f"{brief(path)} is not a file of claims: {brief(problem)}") from None
+        raise BadInput(f"{shorten(path)} is not a file of claims: {shorten(problem)}") from None
     items = tuple(_item(row, methods, path) for row in rows)
     for item in items:
         ids = [claim.id for claim in item.claims]
         if double := [one for one in ids if ids.count(one) > 1]:
-            raise BadInput(f"{brief(path)}: claim {double[0]} occurs twice")
+            raise BadInput(f"{shorten(path)}: claim {double[0]} occurs twice")
         if unknown := {other for claim in item.claims for other in claim.unless} - set(ids):
-            raise BadInput(f"{brief(path)}: unless names {min(unknown)!r}, which {item.item} does not have")
+            raise BadInput(f"{shorten(path)}: unless names {min(unknown)!r}, which {item.item} does not have")
         if item.paper not in papers:
-            raise BadInput(f"{brief(path)}: {item.item} is of no paper there; papers are {', '.join(papers)}")
+            raise BadInput(f"{shorten(path)}: {item.item} is of no paper there; papers are {', '.join(papers)}")
     return papers, items
 
 
@@ -147,16 +147,16 @@ def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> Pap
     parts = name.split("-") if isinstance(name, str) else []
     if len(parts) != 3 or parts[1] not in KINDS or not parts[2].isdecimal():
         raise BadInput(
-            f"{brief(path)}: an item is named {name!r}; {', '.join(f'PAPER-{kind}-N' for kind in KINDS)} is needed"
+            f"{shorten(path)}: an item is named {name!r}; {', '.join(f'PAPER-{kind}-N' for kind in KINDS)} is needed"
         )
     try:
         claims = tuple(_claim({"item": name, **one}, methods) for one in row["claims"])
         item = PaperItem(**{**row, "claims": claims})
         check_fields(item)
     except (BadInput, TypeError, KeyError) as problem:
-        raise BadInput(f"{brief(path)}, {name}: {brief(problem)}") from None
+        raise BadInput(f"{shorten(path)}, {name}: {shorten(problem)}") from None
     if not claims and not item.missing:
-        raise BadInput(f"{brief(path)}, {name}: an item without claims has to say what is missing")
+        raise BadInput(f"{shorten(path)}, {name}: an item without claims has to say what is missing")
     return item
 
 

@@ -57,7 +57,7 @@ class ClaimScope:
     scope: Selector = field(default_factory=dict)
 
 
-class Tables:
+class ClaimTables:
     """Result tables for claims about `measures`: each table is read once, with keys of `setting` as columns.
 
     Answers are grouped into runs, rows that differ only in the question: `start` to `stop` of `scores`.
@@ -65,7 +65,7 @@ class Tables:
 
     def __init__(self, found: Results, measures: Collection[str]):
         self.sources = found.sources
-        self.numbers: dict[str, list[Number]] = {}  # cached, as several claims may share a number
+        self.numbers: dict[str, list[MeasuredNumber]] = {}  # cached, as several claims may share a number
         other = set(MEASURES) - {"em", *measures}  # measures of answers that are not read
         read = {table: [*columns(table).keys() - UNUSED - (other if table == "answers" else set())] for table in TABLES}
         self._table = cache(lambda table, experiment: found.coded(table, experiment, read[table]))
@@ -84,7 +84,7 @@ class Tables:
             means = self._means(claim.experiment, name)
             by = pd.DataFrame({each: columns[each] for each in BY})
             columns.arrays[name] = by.merge(means, on=BY, how="left")[name].to_numpy()
-        return rows.of(np.logical_or.reduce([rows.fitting(each) for each in sides])).chosen(claim.scope)
+        return rows.subset(np.logical_or.reduce([rows.matching(each) for each in sides])).select_rows(claim.scope)
 
     def _rows_of(self, table: str, experiment: str, measure: str) -> Rows:
         if table != "answers":
@@ -102,7 +102,7 @@ class Tables:
     def _means_of(self, experiment: str, measure: str) -> pd.DataFrame:
         """Return a measure of each method's counts over all questions, mean over training seeds."""
         own = self._rows("counts", experiment, measure)
-        own = own.of(np.isin(own["kind"].astype(str), ["", "all"]))
+        own = own.subset(np.isin(own["kind"].astype(str), ["", "all"]))
         rows = pd.DataFrame({name: own[name] for name in (*BY, "value")})
         means = rows.groupby(BY, dropna=False, observed=True).value.mean()
         return means.rename(measure).reset_index()
@@ -139,7 +139,7 @@ Ends = tuple[float, float, float, int]  # value, low, high, n
 
 
 @dataclass(frozen=True)
-class Number:
+class MeasuredNumber:
     """A measured value with its 95% interval (for times, 5% to 95% of the runs), from `n` questions or runs.
 
     where   {source, model, data, device, …} of the left side
@@ -158,7 +158,7 @@ class Number:
     method: str = ""
 
 
-def numbers(tables: Tables, claim: ClaimScope) -> list[Number]:
+def numbers(tables: ClaimTables, claim: ClaimScope) -> list[MeasuredNumber]:
     """Return the number of each group of rows, as (source, model, data), that has all sides."""
     key = repr([getattr(claim, each.name) for each in fields(ClaimScope)])
     if key not in tables.numbers:
@@ -169,9 +169,9 @@ def numbers(tables: Tables, claim: ClaimScope) -> list[Number]:
     return tables.numbers[key]
 
 
-def _of_group(group: Rows, claim: ClaimScope, tables: Tables) -> Iterator[Number]:
-    left = group.chosen(claim.left)
-    others = [group.chosen(each) for each in (claim.right, claim.full) if each is not None]
+def _of_group(group: Rows, claim: ClaimScope, tables: ClaimTables) -> Iterator[MeasuredNumber]:
+    left = group.select_rows(claim.left)
+    others = [group.select_rows(each) for each in (claim.right, claim.full) if each is not None]
     if not len(left) or not all(map(len, others)):
         return
     if claim.table == "answers":
@@ -179,10 +179,10 @@ def _of_group(group: Rows, claim: ClaimScope, tables: Tables) -> Iterator[Number
             if number := _of_answers(own, others, claim, tables.scores(claim.experiment, claim.measure)):
                 yield number
     elif claim.over == "seeds":
-        pairs = [(row, [other.of(other["seed"] == row["seed"]) for other in others]) for row in left.dicts()]
+        pairs = [(row, [other.subset(other["seed"] == row["seed"]) for other in others]) for row in left.dicts()]
         values = [ROWS[claim.how](row, of, claim)[0] for row, of in pairs if all(map(len, of))]
         mean, half = mean_over_seeds(values)
-        yield Number(mean, mean - half, mean + half, len(values), where=pairs[0][0])
+        yield MeasuredNumber(mean, mean - half, mean + half, len(values), where=pairs[0][0])
     else:
         alike = [
             name
@@ -192,16 +192,16 @@ def _of_group(group: Rows, claim: ClaimScope, tables: Tables) -> Iterator[Number
         for row in left.dicts():
             matching = others
             for name in alike:
-                matching = [other.of(other[name] == row[name]) for other in matching]
+                matching = [other.subset(other[name] == row[name]) for other in matching]
             if all(map(len, matching)):
                 ends = ROWS[claim.how](row, matching, claim)
-                yield Number(*ends, where=row, method=str(row.get("candidate") or row["method"]))
+                yield MeasuredNumber(*ends, where=row, method=str(row.get("candidate") or row["method"]))
 
 
 # Answers: one score per question, of one or several training seeds
 
 
-def _of_answers(left: Rows, others: Sequence[Rows], claim: ClaimScope, scores: Scores) -> Number | None:
+def _of_answers(left: Rows, others: Sequence[Rows], claim: ClaimScope, scores: Scores) -> MeasuredNumber | None:
     sides = [_by_seed(left, scores), *(_by_seed(_closest(each, left, scores), scores) for each in others)]
     values = _aligned(sides)
     if values is None:
@@ -215,7 +215,7 @@ def _of_answers(left: Rows, others: Sequence[Rows], claim: ClaimScope, scores: S
     if ends is None:
         return None
     beside = float(np.mean(values[1])) if len(values) > 1 else None
-    return Number(*ends, where=where, seeds=runs, beside=beside, method=str(where["method"]))
+    return MeasuredNumber(*ends, where=where, seeds=runs, beside=beside, method=str(where["method"]))
 
 
 def _closest(rows: Rows, left: Rows, scores: Scores) -> Rows:
@@ -229,11 +229,13 @@ def _closest(rows: Rows, left: Rows, scores: Scores) -> Rows:
         return np.array([command in commands for command in some["command"]], bool)
 
     def shared(some: Rows) -> int:
-        return int((left_known & _scores(some, scores).known).sum())
+        return int((left_known & _scores(some, scores).is_known).sum())
 
-    methods = rows.of(np.argsort(same(rows), kind="stable")).groups(["trial"])
-    left_known = _scores(left, scores).known
-    return methods[0] if len(methods) == 1 else max(methods, key=lambda one: (shared(one), shared(one.of(same(one)))))
+    methods = rows.subset(np.argsort(same(rows), kind="stable")).groups(["trial"])
+    left_known = _scores(left, scores).is_known
+    return (
+        methods[0] if len(methods) == 1 else max(methods, key=lambda one: (shared(one), shared(one.subset(same(one)))))
+    )
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class RunScores:
     asked: np.ndarray
 
     @property
-    def known(self) -> np.ndarray:
+    def is_known(self) -> np.ndarray:
         """Which questions have a score."""
         return ~np.isnan(self.scores)
 
@@ -262,7 +264,7 @@ def _scores(rows: Rows, scores: Scores) -> RunScores:
 def _by_seed(rows: Rows, scores: Scores) -> dict[int, RunScores]:
     """Return {training seed: its scores}, with key -1 for a model without a seed."""
     seeds = np.nan_to_num(rows["training_seed"].astype(float), nan=-1).astype(int)
-    return {int(seed): _scores(rows.of(seeds == seed), scores) for seed in np.unique(seeds)}
+    return {int(seed): _scores(rows.subset(seeds == seed), scores) for seed in np.unique(seeds)}
 
 
 def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | None:
@@ -273,7 +275,7 @@ def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | Non
     trained = [set(side) for side in sides if set(side) != {-1}]
     seeds = sorted(set.intersection(*trained)) if trained else [-1]
     runs = [side[seed] if seed in side else side[-1] for side in sides for seed in seeds]
-    known = np.logical_and.reduce([run.known for run in runs]) if runs else np.zeros(0, bool)
+    known = np.logical_and.reduce([run.is_known for run in runs]) if runs else np.zeros(0, bool)
     if not known.any():
         return None
     shared = [question for question in dict.fromkeys(runs[0].asked.tolist()) if known[question]]

@@ -45,7 +45,7 @@ class Columns:
             own = np.where(pd.isna(own), key, own)
         return own
 
-    def fitting(self, name: str, condition: Any) -> np.ndarray:
+    def matching(self, name: str, condition: Any) -> np.ndarray:
         """Return which rows satisfy a condition."""
         if (key := f"{name} {condition!r}") not in self.masks:
             values = [None if value != value else value for value in self[name].tolist()]
@@ -77,7 +77,7 @@ class Rows:
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name][self.at]
 
-    def of(self, which: np.ndarray) -> "Rows":
+    def subset(self, which: np.ndarray) -> "Rows":
         """Return a subset of the rows, given a mask or indices among them."""
         return Rows(self.columns, self.at[which])
 
@@ -90,16 +90,16 @@ class Rows:
         """Return groups of rows that are equal in the named columns, in order of first occurrence."""
         group = pd.factorize(self.columns.groups(names)[self.at])[0]
         order = np.argsort(group, kind="stable")
-        return [self.of(places) for places in np.split(order, np.cumsum(np.bincount(group))[:-1])]
+        return [self.subset(places) for places in np.split(order, np.cumsum(np.bincount(group))[:-1])]
 
-    def fitting(self, selector: Selector) -> np.ndarray:
+    def matching(self, selector: Selector) -> np.ndarray:
         """Return which rows satisfy a selector, except for "smallest" and "largest"."""
-        masks = [self.columns.fitting(name, x)[self.at] for name, x in selector.items() if not _ordered(x)]
+        masks = [self.columns.matching(name, x)[self.at] for name, x in selector.items() if not _ordered(x)]
         return np.logical_and.reduce([np.ones(len(self), bool), *masks])
 
-    def chosen(self, selector: Selector) -> "Rows":
+    def select_rows(self, selector: Selector) -> "Rows":
         """Return the rows that a selector picks; "smallest" and "largest" apply to rows that satisfy all else."""
-        rows = self.of(self.fitting(selector))
+        rows = self.subset(self.matching(selector))
         for name, condition in selector.items():
             if _ordered(condition) and len(rows):
                 values = rows[name].astype(float)
@@ -107,7 +107,7 @@ class Rows:
                     right, n = (np.bincount(rows["trial"], rows[each])[rows["trial"]] for each in ("em", "em_n"))
                     with np.errstate(invalid="ignore"):
                         values = right / n
-                rows = rows.of(values == (np.fmax if condition == "largest" else np.fmin).reduce(values))
+                rows = rows.subset(values == (np.fmax if condition == "largest" else np.fmin).reduce(values))
         return rows
 
 

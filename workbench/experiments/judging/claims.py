@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.experiments.judging.claim_file import Claim, PaperItem, items, papers
-from workbench.experiments.judging.claim_numbers import Number, Tables, numbers
+from workbench.experiments.judging.claim_numbers import ClaimTables, MeasuredNumber, numbers
 from workbench.metrics.answers import Records, Z
 from workbench.results import EXPERIMENTS, Results
 
@@ -30,26 +30,26 @@ VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class Judgement:
     """Verdict on a claim for one (source, model, data); `number` is None if the source has no measurement."""
 
     claim: Claim
     source: str
     verdict: str
     decides: bool
-    number: Number | None = None
+    number: MeasuredNumber | None = None
     bar: float = 0.0
     needs: str = ""  #: what would decide it
 
     @property
-    def where(self) -> str:
+    def source_name(self) -> str:
         """Model and data, or the device, of the number: "smollm2 on nq"."""
         row = self.number.where if self.number else {}
         model, data = (str(row.get(name) or "") for name in ("model", "data"))
         return " on ".join(filter(None, (model, data))) or str(row.get("device") or "")
 
     @property
-    def after(self) -> bool:
+    def stated_after(self) -> bool:
         """Whether the claim was stated or changed after its number had been measured.
 
         If the claim has only a day, results of that day count as measured before.
@@ -60,16 +60,16 @@ class Judged:
     @property
     def text(self) -> str:
         """The number with its interval and n, and the claimed side of the bar."""
-        named = self.claim.what + (f" ({self.where})" if self.where else "")
+        named = self.claim.what + (f" ({self.source_name})" if self.source_name else "")
         if self.number is None:
             return f"{named}: {self.needs or self.claim.test}"
         one = self.number
         seeds = {0: "", 1: ", one training run"}.get(one.seeds, f", {one.seeds} training runs")
-        after = ", stated or changed after its data" if self.after else ""
+        after = ", stated or changed after its data" if self.stated_after else ""
         return f"{named}: {self._form(one.value)}{self._ends}, n = {one.n:,}{seeds}; claimed: {self.side}{after}"
 
     @property
-    def short(self) -> str:
+    def short_number(self) -> str:
         """The number with its interval, "+5.3 points (-4.6 to +12.5)"; without a measurement, what to measure."""
         return self.needs if self.number is None else f"{self._form(self.number.value)}{self._ends}"
 
@@ -94,21 +94,21 @@ class Judged:
         return f"{value:{form.replace('.', 'z.')}}{'×' * (self.claim.form == 'x')}"  # z: never -0.000
 
 
-def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]:
+def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judgement]:
     """Judge each claim on each source: one result per place where it was measured, or what to measure.
 
     `of` are the items; None: all shipped ones.
     """
     of = items() if of is None else of
-    tables = Tables(found, {claim.measure for item in of for claim in item.claims})
-    judged: list[Judged] = []
+    tables = ClaimTables(found, {claim.measure for item in of for claim in item.claims})
+    judged: list[Judgement] = []
     for item in of:
         of_item = [one for claim in item.claims for one in _judge(claim, tables)]
         judged += _together([_yielding(one, of_item) for one in of_item])
     return judged
 
 
-def verdict(judged: Iterable[Judged]) -> str:
+def verdict(judged: Iterable[Judgement]) -> str:
     """Return the verdict of an item: a contradicted claim contradicts it, and it is confirmed if all findings are.
 
     Mechanisms, which tests verify, confirm an item without findings.
@@ -124,16 +124,16 @@ def verdict(judged: Iterable[Judged]) -> str:
     return CONFIRMED if needed and not unconfirmed and OPEN not in decided else OPEN
 
 
-def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
+def verdicts(judged: Iterable[Judgement], source: str) -> dict[str, str]:
     """Return {item: verdict} in one source, for all shipped items."""
-    of_item: dict[str, list[Judged]] = {item.item: [] for item in items()}
+    of_item: dict[str, list[Judgement]] = {item.item: [] for item in items()}
     for one in judged:
         if one.source == source:
             of_item.setdefault(one.claim.item, []).append(one)
     return {item: verdict(found) for item, found in of_item.items()}
 
 
-def counted(verdicts: Mapping[str, str]) -> str:
+def count_verdicts(verdicts: Mapping[str, str]) -> str:
     """Return in words how many items have each verdict, and how many are confirmed by tests alone.
 
     A list of symbols, which claims nothing, is not counted.
@@ -147,7 +147,7 @@ def counted(verdicts: Mapping[str, str]) -> str:
     return ", ".join(words.values())
 
 
-def rows(judged: Iterable[Judged]) -> Records:
+def rows(judged: Iterable[Judgement]) -> Records:
     """Return one row per judged claim, as in files and in `--json`."""
     sentences = {item.item: item.sentence for item in items()}
     return [
@@ -158,7 +158,7 @@ def rows(judged: Iterable[Judged]) -> Records:
             **{name: getattr(one, name) for name in ("source", "where", "verdict", "decides")},
             **{name: getattr(one.number, name, None) for name in ("method", "value", "low", "high", "n", "seeds")},
             "stated": one.claim.date,
-            "stated_after_its_data": one.after,
+            "stated_after_its_data": one.stated_after,
             "side": one.claim.side,
             "bar": one.bar,
             "needs": one.needs,
@@ -176,18 +176,18 @@ def compare(value: float, low: float, high: float, side: str, bar: float) -> str
     return CONTRADICTED if low == high else OPEN
 
 
-def _judge(claim: Claim, tables: Tables) -> list[Judged]:
+def _judge(claim: Claim, tables: ClaimTables) -> list[Judgement]:
     if claim.kind == "mechanism":
-        return [Judged(claim=claim, source=source, verdict=CONFIRMED, decides=True) for source in tables.sources]
+        return [Judgement(claim=claim, source=source, verdict=CONFIRMED, decides=True) for source in tables.sources]
     measured = numbers(tables, claim)
     bars = numbers(tables, _claim_of_bar(claim)) if claim.than else []
     judged = [one for number in measured if (one := _judged(claim, number, bars)) is not None]
     without = [source for source in tables.sources if source not in {one.source for one in judged}]
-    empty = Judged(claim=claim, source="", verdict=OPEN, decides=False, bar=claim.bar, needs=_command(claim))
+    empty = Judgement(claim=claim, source="", verdict=OPEN, decides=False, bar=claim.bar, needs=_command(claim))
     return judged + [replace(empty, source=source) for source in without]
 
 
-def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | None:
+def _judged(claim: Claim, number: MeasuredNumber, bars: Sequence[MeasuredNumber]) -> Judgement | None:
     bar = claim.bar
     if claim.than:
         places = [other for other in bars if _place(other) == _place(number)]
@@ -214,10 +214,10 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
     if decides and number.beside is not None and not _within(number.beside, claim.telling):
         decides, needs = False, f"the baseline scores {number.beside:.0%}, too low or high to distinguish methods"
     source = str(number.where["source"])
-    return Judged(claim=claim, source=source, verdict=outcome, decides=decides, number=number, bar=bar, needs=needs)
+    return Judgement(claim=claim, source=source, verdict=outcome, decides=decides, number=number, bar=bar, needs=needs)
 
 
-def _together(of_item: list[Judged]) -> list[Judged]:
+def _together(of_item: list[Judgement]) -> list[Judgement]:
     """Apply Holm's correction to the findings that decide an item in one source: those that fail become open."""
     risks = {i: _risk(one) for i, one in enumerate(of_item) if one.decides and _has_interval(one)}
     for source in {of_item[i].source for i in risks}:
@@ -232,12 +232,12 @@ def _together(of_item: list[Judged]) -> list[Judged]:
     return of_item
 
 
-def _has_interval(one: Judged) -> bool:
+def _has_interval(one: Judgement) -> bool:
     """Return whether an interval was compared with a bar, so that it counts as a test of its item."""
     return one.number is not None and one.claim.side != "equals" and one.number.low < one.number.high
 
 
-def _risk(one: Judged) -> float:
+def _risk(one: Judgement) -> float:
     """Return the two-sided p-value of a number against its bar, assuming that the interval is a normal one."""
     number = one.number
     assert number is not None
@@ -246,7 +246,7 @@ def _risk(one: Judged) -> float:
     return math.erfc((1 + beyond / half) * Z / math.sqrt(2)) if half else 0.0
 
 
-def _place(number: Number) -> tuple[Any, ...]:
+def _place(number: MeasuredNumber) -> tuple[Any, ...]:
     return tuple(str(number.where.get(name)) for name in ("source", "model", "data", "device"))
 
 
@@ -262,7 +262,7 @@ def _claim_of_bar(claim: Claim) -> Claim:
     return replace(claim, left={**claim.left, **than}, right=right, scope=scope, than=None)
 
 
-def _yielding(one: Judged, of_item: Sequence[Judged]) -> Judged:
+def _yielding(one: Judgement, of_item: Sequence[Judgement]) -> Judgement:
     """Return a claim that does not decide if one that it yields to (`unless`) decides in the same source."""
     others = [other for other in of_item if other.claim.id in one.claim.unless and other.source == one.source]
     return replace(one, decides=False) if any(other.decides for other in others) else one
@@ -275,7 +275,7 @@ def _command(claim: Claim) -> str:
     return f"{what}: `{command}` measures it" if command else f"{what} is not measured"
 
 
-def _more(claim: Claim, number: Number, bar: float) -> str:
+def _more(claim: Claim, number: MeasuredNumber, bar: float) -> str:
     """Return how many observations would decide, if the value stays the same."""
     away, half = abs(number.value - bar), max(number.high - number.value, number.value - number.low)
     if not away or number.n < 2:
@@ -290,10 +290,10 @@ __all__ = [
     "OPEN",
     "VERDICTS",
     "Claim",
-    "Judged",
+    "Judgement",
     "PaperItem",
     "compare",
-    "counted",
+    "count_verdicts",
     "items",
     "judge",
     "papers",

@@ -22,7 +22,7 @@ OF_REQUEST: tuple[Span, ...] = ("wait", "load", "encode", "prefill", "decode")  
 _SHOWN = ("key", "tier", "bytes", "tokens", "detail", "request")
 
 
-def read(path: Path) -> list[Event]:
+def read_trace(path: Path) -> list[Event]:
     """Read the stages of each request from the record of a trial that was run with receipts.
 
     `path` is the record's file, or a folder with one trial. Raises BadInput for other files.

@@ -28,7 +28,7 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.data import layouts
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
-from workbench.experiments.bench.timing import roof
+from workbench.experiments.bench.timing import measure_roof
 from workbench.methods import Method
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
@@ -51,7 +51,7 @@ TIMES = {"ms": "p50", "p5": "p5", "p95": "p95", "least": "least", "most": "most"
 Job = Callable[[], object]
 Key = TypeVar("Key", str, int, float)
 Prompts = Sequence[Prompt]
-ceilings = roof  # bytes and FLOPs per second that this device reaches
+ceilings = measure_roof  # bytes and FLOPs per second that this device reaches
 
 
 def prompt_of_length(
@@ -97,7 +97,7 @@ def stock_of(model: PreTrainedModel) -> PreTrainedModel:
     return stock
 
 
-def filled(model: PreTrainedModel, blocks: Sequence[Block]) -> MemoryStore:
+def filled_store(model: PreTrainedModel, blocks: Sequence[Block]) -> MemoryStore:
     """Return a store with these blocks."""
     store = MemoryStore(UNLIMITED)
     fetch(model, blocks, store)
@@ -157,7 +157,7 @@ def by_length(
     """Measure prompts of different lengths: records {length, way, p5, p50, p95 (seconds), n, flops, bytes, rows}."""
     records = []
     for prompt in prompts:
-        store = filled(model, prompt.context)
+        store = filled_store(model, prompt.context)
         times = interleaved(jobs_of(model, prompt, store, ratio, methods), model.device, repeats, warm_up=0)
         for name, time in times.items():
             costs = _cost(model, prompt, engine_methods(ratio)[WORK[name]], store)
@@ -170,7 +170,7 @@ def by_cached_share(model: PreTrainedModel, prompt: Prompt, shares: Sequence[flo
 
     Records {share, blocks, p5, p50, p95 (seconds), n, flops}; `share` is of the context's tokens, in whole blocks.
     """
-    store = filled(model, prompt.context)
+    store = filled_store(model, prompt.context)
     lengths = [len(block) for block in prompt.context]
     counts = sorted({round(share * len(lengths)) for share in shares})
     views = {count: partial_store(model, prompt.context, store, count) for count in counts}
@@ -191,7 +191,7 @@ def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], re
 
     Ratio 0 selects nothing. Records {ratio, p5, p50, p95 (seconds), n, flops, bytes, rows}.
     """
-    store = filled(model, prompt.context)
+    store = filled_store(model, prompt.context)
     methods = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
     jobs = {ratio: partial(first_token, model, prompt, method, store) for ratio, method in methods.items()}
     times = interleaved(jobs, model.device, repeats)

@@ -22,7 +22,7 @@ from workbench.core.errors import BadInput
 from workbench.metrics import cost
 from workbench.metrics.answers import Records
 from workbench.metrics.published_numbers import QUESTION, TABLE_3
-from workbench.results import expanded, read
+from workbench.results import expand_settings, read
 
 MODES = ("full", "block")
 
@@ -67,7 +67,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Timed:
+class MeasuredPass:
     """A measured pass: computed tokens, pairs of a token and a key it attends to, milliseconds."""
 
     work: str
@@ -84,9 +84,9 @@ class TtftModel:
     row: float
     pair: float
     gpu: str = ""
-    points: Sequence[Timed] = ()
+    points: Sequence[MeasuredPass] = ()
 
-    def passed(self, rows: ArrayLike, pairs: ArrayLike) -> Floats:
+    def pass_ms(self, rows: ArrayLike, pairs: ArrayLike) -> Floats:
         """Return the milliseconds of passes, 0 for one without rows."""
         rows, pairs = np.asarray(rows, float), np.asarray(pairs, float)
         return np.where(rows > 0, self.start + self.row * rows + self.pair * pairs, 0.0)
@@ -97,7 +97,7 @@ class TtftModel:
         The `missing` tokens and the question are computed in one pass after the `cached` ones.
         """
         cached, rows = np.asarray(cached, float), np.asarray(missing, float) + question
-        return self.passed(rows, rows * cached + rows**2 / 2)
+        return self.pass_ms(rows, rows * cached + rows**2 / 2)
 
     def blocks(self, cached: ArrayLike, missing: ArrayLike, question: int, ratio: float, block: int) -> Floats:
         """Return the times of block reuse, in milliseconds.
@@ -109,22 +109,22 @@ class TtftModel:
         context = np.asarray(cached, float) + missing
         pairs = question * context + question**2 / 2
         recomputed = ratio * context
-        choice = self.passed(question, pairs) if ratio else 0.0
-        last = self.passed(question + recomputed, pairs + recomputed * context / 2)
-        return self.passed(missing, missing * block / 2) + choice + last
+        choice = self.pass_ms(question, pairs) if ratio else 0.0
+        last = self.pass_ms(question + recomputed, pairs + recomputed * context / 2)
+        return self.pass_ms(missing, missing * block / 2) + choice + last
 
     @property
-    def worst(self) -> float:
+    def worst_error(self) -> float:
         """Largest relative difference between a measured time and the fit."""
-        return max((abs(float(self.passed(p.rows, p.pairs)) / p.ms - 1) for p in self.points), default=0.0)
+        return max((abs(float(self.pass_ms(p.rows, p.pairs)) / p.ms - 1) for p in self.points), default=0.0)
 
 
-def fitted(timed: pd.DataFrame | None = None) -> TtftModel:
+def fit_ttft(timed: pd.DataFrame | None = None) -> TtftModel:
     """Fit the three non-negative numbers to the measured times, by relative differences.
 
     `timed`: timings of `workbench bench`; None: the shipped ones. Raises BadInput for fewer than three times.
     """
-    found = expanded(read().timings("bench") if timed is None else timed, "report")
+    found = expand_settings(read().timings("bench") if timed is None else timed, "report")
     of = {name: found[found.report == name] for name in OURS}
     points = [point for name, rows in of.items() for point in _points(name, rows)]
     if len(points) < 3:
@@ -136,7 +136,7 @@ def fitted(timed: pd.DataFrame | None = None) -> TtftModel:
     return TtftModel(start, row, pair, str(found.device.iloc[0]), tuple(points))
 
 
-def _points(name: str, timed: pd.DataFrame) -> Iterator[Timed]:
+def _points(name: str, timed: pd.DataFrame) -> Iterator[MeasuredPass]:
     for work, rows in timed.groupby("workload", sort=False):
         shape = json.loads(rows.setting.iloc[0])
         if "rows" in shape and shape["rows"] == shape["question"]:
@@ -144,7 +144,7 @@ def _points(name: str, timed: pd.DataFrame) -> Iterator[Timed]:
         by = dict(zip(rows.candidate, rows.ms, strict=True))
         ms = next((by[who] for who in OURS[name] if who in by), None)
         if ms is not None:
-            yield Timed(f"{name}: {work}", *_size(shape), float(ms))
+            yield MeasuredPass(f"{name}: {work}", *_size(shape), float(ms))
 
 
 def _size(shape: Mapping[str, int]) -> tuple[float, float]:

@@ -55,7 +55,7 @@ class Board:
         return f"{self.model} on {self.data}{within}"
 
     @property
-    def unkept(self) -> str:
+    def budget_note(self) -> str:
         """Sentence that the budget could not be kept, and how methods are ranked instead; "" if it could."""
         least = min((e.charged for e in self.entries if e.charged), default=None)
         if self.unmet is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import runner
-from workbench.core.utils.watched import Progress, watched
+from workbench.core.utils.watched import Progress, progress_shown
 from workbench.experiments.leaderboard.board import Board
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.sweeps import sweep as sweeps
@@ -24,7 +24,7 @@ from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import correct
 from workbench.methods.own import installed
-from workbench.methods.presets import METHODS, OWN_NUMBER, unknown
+from workbench.methods.presets import METHODS, OWN_NUMBER, unknown_method
 from workbench.models.loading import Loaded
 from workbench.results import read
 
@@ -40,7 +40,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTrials:
     """Trials of a leaderboard, full attention first, and a sentence for each omitted method or budget."""
 
     cases: tuple[Case, ...]
@@ -48,14 +48,14 @@ class Planned:
     left_out: tuple[str, ...] = ()
 
 
-def planned(
+def plan_trials(
     base: Trial,
     methods: Sequence[str] = (),
     budgets: Sequence[float] = BUDGETS,
     own: Iterable[tuple[str, str]] = (),
     loaded: Loaded | None = None,
     here: bool = True,
-) -> Planned:
+) -> PlannedTrials:
     """Return the trials for named `methods` (none: all), and for the user's own policies, (kind, name).
 
     A method that recomputes a share of the tokens is measured at every charged budget, any other once, and those of
@@ -78,12 +78,12 @@ def planned(
             running, refused, wrong = unpriced
     if not running or running[0].method != FULL:
         count = len(running) + sum(map(len, wrong.values()))
-        raise BadInput(sweep_grid.told(wrong, count) if wrong else f"{FULL}: it cannot run")
+        raise BadInput(sweep_grid.describe_problems(wrong, count) if wrong else f"{FULL}: it cannot run")
     if len({case.method for case in running}) < 3:
         alone = running[1].method if len(running) > 1 else "none"
         why = "".join(f"; {one}" for one in dict.fromkeys(refused))
         raise BadInput(f"two methods beside full attention are needed to rank, there is {alone}{why}")
-    return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys([*left_out, *refused])))
+    return PlannedTrials(tuple(running), tuple(shares), tuple(dict.fromkeys([*left_out, *refused])))
 
 
 def planned_methods(methods: Sequence[str], own: Iterable[tuple[str, str]]) -> list[tuple[str, dict[str, list[Any]]]]:
@@ -95,7 +95,7 @@ def planned_methods(methods: Sequence[str], own: Iterable[tuple[str, str]]) -> l
     mine = [each for each in own if each not in packaged or not methods or each[1] in methods]
     known = [*METHODS, *(name for _, name in mine)]
     if odd := [name for name in methods if name not in known]:
-        raise unknown(odd[0], known)
+        raise unknown_method(odd[0], known)
     published = [name for name in methods or METHODS if name in METHODS]
     wanted: list[tuple[str, dict[str, list[Any]]]]
     wanted = [(name, {"method": [name]}) for name in dict.fromkeys((FULL, *published))]
@@ -104,7 +104,7 @@ def planned_methods(methods: Sequence[str], own: Iterable[tuple[str, str]]) -> l
 
 def _own(kind: str, name: str) -> dict[str, Any]:
     """Return further fields of a user's own method; a correction that chooses tokens has a ratio."""
-    return OWN[kind] | ({"ratio": 0.15} if kind == "correct" and correct.named(name).chooses else {})
+    return OWN[kind] | ({"ratio": 0.15} if kind == "correct" and correct.from_spec(name).chooses else {})
 
 
 def _checked(
@@ -126,7 +126,7 @@ def _checked(
     why = {trial: problem for problem, trials in wrong.items() for trial in trials}
     too_much: dict[tuple[str, str], list[str]] = {}  # (method, why) → budgets
     for case in (case for case in found if case.trial in why):
-        reason, of = why[case.trial], budget.said(case.trial.charged)
+        reason, of = why[case.trial], budget.message_prefix(case.trial.charged)
         of = of if of and reason.startswith(of) else ""
         too_much.setdefault((case.method, reason.removeprefix(of)), []).append(of)
     refused += [f"{name}: {', '.join(filter(None, of))}{reason}" for (name, reason), of in too_much.items()]
@@ -139,7 +139,7 @@ def _checked(
 
 
 def measure(
-    plan: Planned,
+    plan: PlannedTrials,
     out: Path,
     jobs: int = 1,
     progress: Progress | None = None,
@@ -151,7 +151,7 @@ def measure(
 
     Each process runs full attention once for all methods, and keeps cached blocks from method to method.
     """
-    keep = sweeps.room(plan.cases[0].trial, jobs)
+    keep = sweeps.cache_gib(plan.cases[0].trial, jobs)
     return sweeps.run(plan.cases, out, jobs, progress, loaded, keep, cluster, retries)
 
 
@@ -188,13 +188,13 @@ def leaderboard(
     """Measure `methods` (none: all) on the questions of `base`, and return a ranked board for each budget.
 
     Results are kept in `out`, so that the same call continues after an interruption. Omitted methods are warned of,
-    with the reason. Without `progress`, interactive sessions show a bar. Raises BadInput as `planned` does, and
+    with the reason. Without `progress`, interactive sessions show a bar. Raises BadInput as `plan_trials` does, and
     `Failed` if a trial failed.
     """
-    plan = planned(base, methods, budgets, loaded=loaded)
+    plan = plan_trials(base, methods, budgets, loaded=loaded)
     for note in plan.left_out:
         warnings.warn(f"left out: {note}", stacklevel=2)
-    with watched("leaderboard", progress) as tell:
+    with progress_shown("leaderboard", progress) as tell:
         outcome = measure(plan, Path(out), jobs, tell, loaded)
     if outcome.failures:
         raise sweeps.Failed(outcome)

@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.core.errors import not_allowed
 from workbench.experiments.leaderboard import HIGHER
 from workbench.methods.presets import ALIKE, METHODS, name_of
-from workbench.results import METHOD, Results, expanded
+from workbench.results import METHOD, Results, expand_settings
 
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # equal for trials of the same questions
 TRIAL = [*ASKED, *METHOD]
@@ -84,7 +84,7 @@ def costs_of(found: Results) -> dict[tuple[Any, ...], dict[str, Any]]:
     counts, timed = (
         _filled(rows.astype(dict.fromkeys(rows.select_dtypes("category"), str))) for rows in (counts, timed)
     )
-    counts = expanded(counts, "charged")
+    counts = expand_settings(counts, "charged")
     known = counts.pivot_table("value", TRIAL, "measure", aggfunc="last").reindex(columns=COSTS)
     known = known.join(counts.groupby(TRIAL).charged.last())
     known = known.join(timed.groupby(TRIAL).ms.last().rename("ttft_ms"), how="outer")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workbench.results import Results, expanded
+from workbench.results import Results, expand_settings
 
 SAME = 0.02  # tolerance of the charged share against that of the answers
 
@@ -25,7 +25,7 @@ def timed_apart(found: Results) -> dict[str, TimedApart]:
     counts = found.counts("methods")
     shares = counts[counts.measure == "charged_share"].set_index(["source", "model", "method"]).value
     timed: dict[str, TimedApart] = {}
-    for (source, model), rows in expanded(found.timings("methods"), "length").groupby(["source", "model"]):
+    for (source, model), rows in expand_settings(found.timings("methods"), "length").groupby(["source", "model"]):
         ms = rows.set_index("method").ms
         if "full" in ms:
             about = f"{model} over {rows.length.iloc[0]:,.0f} tokens, {rows.device.iloc[0]}"

@@ -74,7 +74,7 @@ def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[Se
     for at, turn in enumerate(turns):
         past = slice(max(0, at - memory), at)
         remembered = chain.from_iterable(zip(questions[past], replies[past], strict=True))
-        pieces = segment.turns([system, *remembered, questions[at]], template="{content}")
+        pieces = segment.split_turns([system, *remembered, questions[at]], template="{content}")
         steps.append(SessionPrompt(tuple(pieces), turn.answers, turn.kind, turn.question))
     return steps
 
@@ -156,7 +156,7 @@ def follow(
     return records
 
 
-def answered(
+def answer_session(
     loaded: Loaded,
     steps: Sequence[SessionPrompt],
     modes: Sequence[str] = ("full", "block"),

@@ -19,7 +19,7 @@ from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, Tiere
 ROUNDS = ("empty tiers", "again", "memory empty, folder full")
 
 
-def answered(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 8) -> Records:
+def answer_rounds(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 8) -> Records:
     """Return one row per round and question: {round, question, answer, equal, ttft_ms, seconds by stage, receipt}.
 
     `equal`: the answer has the tokens of `generate`, one question at a time, without scheduler and tiers.

@@ -78,9 +78,9 @@ class ReorderedPrefixCache(PrefixCache):
 
     def serve(self, passages: Sequence[int]) -> Found:
         self._asked.update(passages)
-        return super().serve(self.ordered(passages))
+        return super().serve(self.prompt_order(passages))
 
-    def ordered(self, passages: Sequence[int]) -> list[int]:
+    def prompt_order(self, passages: Sequence[int]) -> list[int]:
         """Return the passages in the order of the prompt."""
         left = sorted(passages, key=lambda passage: (-self._asked[passage], passage))
         node, walked = 0, list[int]()
@@ -152,7 +152,7 @@ def replay(cache: Cache, requests: Iterable[Sequence[int]], prepared: Iterable[i
     return [cache.serve(passages) for passages in requests]
 
 
-def counted(served: Iterable[Found], kept: int, prepared: Iterable[int] = ()) -> dict[str, Any]:
+def count_lookups(served: Iterable[Found], kept: int, prepared: Iterable[int] = ()) -> dict[str, Any]:
     """Count cache lookups: {lookups, hits, hit_rate, computed, recomputed, kept}, in passages.
 
     `recomputed` are passages that were computed, or `prepared`, before; `kept` is passed through.

@@ -21,13 +21,13 @@ import torch
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.experiments.latency.ttft_model import TtftModel, fitted
+from workbench.experiments.latency.ttft_model import TtftModel, fit_ttft
 from workbench.experiments.simulation.workload import Workload
 from workbench.methods.answered import Generation
 from workbench.methods.serving import Scheduler, Ticket
 from workbench.methods.serving.scheduler import Mode
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
-from workbench.methods.serving.tickets import OnHost
+from workbench.methods.serving.tickets import HostEngine
 from workbench.metrics.answers import Records
 from workbench.store import HostTier, TieredStore, key_of
 from workbench.store.events import Event, Events, idle_share
@@ -83,7 +83,7 @@ class Machine:
 
 
 @dataclass
-class StoreEngine(OnHost):
+class StoreEngine(HostEngine):
     """An engine that looks up blocks and stores the missed ones, and computes nothing."""
 
     store: TieredStore
@@ -93,7 +93,7 @@ class StoreEngine(OnHost):
     def seconds_of(self, ticket: Ticket) -> float:
         """Return the time to read a request's blocks from the tiers that hold them at the first call."""
         if ticket.name not in self.seconds:
-            tiers = [self.store.where(key) for key in keys_of(ticket)] if self.machine.reuse else []
+            tiers = [self.store.tier_of(key) for key in keys_of(ticket)] if self.machine.reuse else []
             size = kv_bytes(self.machine.passage)
             self.seconds[ticket.name] = sum(size / self.machine.rates[tier] for tier in tiers if tier is not None)
         return self.seconds[ticket.name]
@@ -162,7 +162,7 @@ MEASURES = ("ttft_ms", "ttft_p95", "per_second", "idle", "hit_rate")
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """Result of a replay.
 
     events    on the simulated clock
@@ -186,9 +186,9 @@ def replay(
     prepared: Sequence[int] = (),
     seed: int = 0,
     model: TtftModel | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Serve requests with Poisson arrivals. Passages `prepared` are in the tiers beforehand."""
-    model = fitted() if model is None else model
+    model = fit_ttft() if model is None else model
     clock = SimulatedClock()
     events = Events(clock)
     store = machine.store(events)
@@ -205,7 +205,7 @@ def replay(
     held = [(clock(), {tier.name: tier.bytes for tier in store.tiers})]
     while arrivals or any(not ticket.done.is_set() for ticket in tickets):
         if all(ticket.done.is_set() for ticket in tickets):
-            clock.until(arrivals[0])
+            clock.advance_to(arrivals[0])
         while arrivals and arrivals[0] <= clock():
             arrivals.popleft()
             number = len(tickets)
@@ -213,7 +213,7 @@ def replay(
         scheduler.step()
         held.append((clock(), {tier.name: tier.bytes for tier in store.tiers}))
     scheduler.close()
-    return Replayed(mode, machine, list(events), tickets, store.by_tier(), held)
+    return ReplayResult(mode, machine, list(events), tickets, store.by_tier(), held)
 
 
 class ArrivingLoaders(SimulatedLoaders):
@@ -250,7 +250,7 @@ def requests_of(zipf: float, count: int, pool: int, passages: int = 10, seed: in
     return Workload(count, (passages, passages), pool, 0, (1.0, 0.0), zipf).requests(seed)
 
 
-def summary(replayed: Replayed) -> dict[str, Any]:
+def summary(replayed: ReplayResult) -> dict[str, Any]:
     """Return {mode, requests, seconds, per_second, ttft_ms, ttft_p95, idle, hits, misses, hit_rate, bytes by tier}."""
     firsts = [(ticket.first or 0.0) - ticket.arrived for ticket in replayed.tickets]
     begin = min(ticket.arrived for ticket in replayed.tickets)
@@ -273,7 +273,7 @@ def summary(replayed: Replayed) -> dict[str, Any]:
     }
 
 
-def counts(replayed: Replayed) -> Records:
+def counts(replayed: ReplayResult) -> Records:
     """Return the rows of `results.Count` of a replay, at its request rate."""
     found = summary(replayed)
     return [{"measure": name, "at": replayed.machine.per_second, "value": found[name]} for name in MEASURES]

@@ -19,7 +19,7 @@ from workbench.experiments.simulation.simulated_caches import (
     PrefixCache,
     ReorderedPrefixCache,
     beside_prefix,
-    counted,
+    count_lookups,
     replay,
 )
 from workbench.metrics.answers import Records
@@ -67,7 +67,7 @@ class Workload:
             raise BadInput(f"a share of {self.shares[1]} is of uploads, and there are none")
 
     @property
-    def prepared(self) -> range:
+    def encoded_passages(self) -> range:
         """Passages that are encoded before the first request."""
         return range(self.knowledge)
 
@@ -82,8 +82,8 @@ class Workload:
                 continue
             count = int(draw.integers(self.passages[0], self.passages[1] + 1))
             *known, once = draw.multinomial(count, [*self.shares, max(0.0, 1 - sum(self.shares))])
-            numbers, scores = base.drawn(int(known[0]))
-            more, more_scores = shared.drawn(int(known[1]))
+            numbers, scores = base.draw_passages(int(known[0]))
+            more, more_scores = shared.draw_passages(int(known[1]))
             own = np.arange(fresh, fresh + once)
             fresh += once
             numbers = np.concatenate((numbers, more + self.knowledge, own))
@@ -102,7 +102,7 @@ class _Pool:
     def __init__(self, size: int, zipf: float, draw: np.random.Generator):
         self.weights, self.draw = -zipf * np.log(draw.permutation(size) + 1.0), draw
 
-    def drawn(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_passages(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return `count` numbers and their scores."""
         if not count:
             return np.zeros(0, dtype=int), np.zeros(0)
@@ -119,23 +119,23 @@ FIELDS = tuple(field.name for field in fields(Workload))
 MEASURES = ("storage_saved", "redundant_removed", "computation_saved", "hit_rate")
 
 
-def replayed(workload: Workload, seed: int = 0) -> Records:
+def replay_caches(workload: Workload, seed: int = 0) -> Records:
     """Return one row per cache: {cache, what `counted` and `beside_prefix` return}.
 
     `prefix caching, LRU in as many bytes` keeps as many passages as Alternative Path does at the end.
     """
-    requests, prepared = workload.requests(seed), workload.prepared
+    requests, prepared = workload.requests(seed), workload.encoded_passages
     caches: dict[str, Cache] = {PATH: PathCache(), IN_PLACE: PathCache("in_place")}
     served = {name: replay(cache, requests, prepared) for name, cache in caches.items()}
     prefix = {UNBOUNDED: PrefixCache(), LRU: PrefixCache(len(caches[PATH])), REORDERED: ReorderedPrefixCache()}
     served |= {name: replay(cache, requests, prepared) for name, cache in prefix.items()}
-    counts = {name: counted(found, len((caches | prefix)[name]), prepared) for name, found in served.items()}
+    counts = {name: count_lookups(found, len((caches | prefix)[name]), prepared) for name, found in served.items()}
     return [{"cache": name, **counts[name], **beside_prefix(counts[name], counts[UNBOUNDED])} for name in CACHES]
 
 
 def counts(workload: Workload, seeds: Sequence[int]) -> Records:
     """Return one row of `results.Count` per cache and measure: means over `seeds`."""
-    frame = pd.DataFrame([row for seed in seeds for row in replayed(workload, seed)]).rename(
+    frame = pd.DataFrame([row for seed in seeds for row in replay_caches(workload, seed)]).rename(
         columns={"cache": "method"}
     )
     listed = over_draws(frame.melt("method", list(MEASURES), "measure"), ["method", "measure"])

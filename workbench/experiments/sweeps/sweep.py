@@ -26,9 +26,9 @@ from workbench import models
 from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.core.utils.files import write_text
-from workbench.core.utils.runner import Outcome, Workers, check_jobs, dealt
+from workbench.core.utils.runner import Outcome, Workers, check_jobs, device_of_process
 from workbench.core.utils.stages import keeps, so_far
-from workbench.core.utils.watched import Progress, watched
+from workbench.core.utils.watched import Progress, progress_shown
 from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases, files_of
 from workbench.experiments.trials import rows
@@ -66,7 +66,7 @@ class Runs:
     keep_gib: float = 0.0
     retries: int = 0
 
-    def over(self, workers: Workers, todo: Sequence[Case], tell: Progress) -> Generator[Ended, None, None]:
+    def run_cases(self, workers: Workers, todo: Sequence[Case], tell: Progress) -> Generator[Ended, None, None]:
         """Yield each case as soon as it ends; `tell` is the progress callback of `Trial.run`, for this process."""
         todo = sorted(todo, key=self._order)
         sent = workers.cluster is not None
@@ -119,7 +119,7 @@ def run_case(
                 raise BadInput(f"files of model {trial.model!r} or of its data are others on a worker than here")
         store = _kept(keep_gib) if keep_gib and not (trial.prepared or trial.store) else None
         name, place, dtype, layout = _loads(trial)
-        record, answers = trial.run_each(tell, loaded or load(name, dealt(place), dtype, layout), store)
+        record, answers = trial.run_each(tell, loaded or load(name, device_of_process(place), dtype, layout), store)
     return record.to_json(), answers
 
 
@@ -144,7 +144,7 @@ def _loads(trial: Trial) -> tuple[str, str, str | None, str | None]:
     return trial.model, trial.device, trial.dtype, trial.layout
 
 
-def room(trial: Trial, jobs: int) -> float:
+def cache_gib(trial: Trial, jobs: int) -> float:
     """Return how many GiB of cached blocks a process may keep: on a local GPU half its memory, shared by `jobs`."""
     if not needs_gpu(trial) or not torch.cuda.is_available():
         return trial.store_gib
@@ -189,7 +189,7 @@ def sweep(
     `cluster` is that of `run`. Without `progress`, interactive sessions show a bar. Raises BadInput before the first
     trial, and `Failed` after the last one if some failed.
     """
-    with TemporaryDirectory() as scratch, watched("sweep", progress) as tell:
+    with TemporaryDirectory() as scratch, progress_shown("sweep", progress) as tell:
         outcome = run(cases(asdict(base), lists), Path(out or scratch), jobs, tell, loaded, cluster=cluster)
     if outcome.failures:
         raise Failed(outcome)
@@ -244,7 +244,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         (out / SUCCESS).unlink(missing_ok=True)
         tell(0)
-        for case, problem in stack.enter_context(closing(runs.over(workers, todo, tell))):
+        for case, problem in stack.enter_context(closing(runs.run_cases(workers, todo, tell))):
             done += case.trial.samples
             tell(0)
             if problem:

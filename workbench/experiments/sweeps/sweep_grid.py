@@ -104,7 +104,7 @@ class _Model:
 def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> None:
     """Raise BadInput, naming the problems and how many trials have them, before any trial runs."""
     if wrong := problems(trials, loaded, here):
-        raise BadInput(told(wrong, len(trials)))
+        raise BadInput(describe_problems(wrong, len(trials)))
 
 
 def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> dict[str, list[Trial]]:
@@ -132,7 +132,7 @@ def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool =
     return by_problem
 
 
-def told(problems: dict[str, list[Trial]], count: int) -> str:
+def describe_problems(problems: dict[str, list[Trial]], count: int) -> str:
     """Return a message on the problems, with the number of trials of each; further problems are only counted."""
     if count == 1:
         return next(iter(problems))
@@ -194,9 +194,9 @@ def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> No
     method = trial.method(trial.corpus(layout, model.tokenizer), system=bool(layout.system))
     method.check(model.shell, prompts)
     if trial.charged is not None:
-        budget.within(model.shell, method, prompts, trial.charged)
+        budget.fit_to_budget(model.shell, method, prompts, trial.charged)
     if isinstance(method, Reuse):
-        prepare.said(method.prepare, model.context, prompts)
+        prepare.few_neighbours_note(method.prepare, model.context, prompts)
 
 
 READ = 1 << 26
@@ -260,7 +260,7 @@ def files_of(trial: Trial) -> list[list[Any]]:
         paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
     except BadInput:
         paths = []  # a model that is in memory only
-    documents = folders.named(trial.data)
+    documents = folders.folder_source(trial.data)
     paths += sorted(documents[0].rglob("*")) if documents else []
     paths += map(Path, filter(None, (trial.data, trial.layout)))
     paths = [path for path in paths if path.is_file()] + own.files()

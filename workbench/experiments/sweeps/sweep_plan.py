@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput, meant, not_allowed, shown
+from workbench.core.errors import BadInput, did_you_mean, format_value, not_allowed
 from workbench.experiments.trials.trial_fields import TrialFields
 
 FIELDS = tuple(field.name for field in fields(TrialFields))
@@ -67,7 +67,7 @@ def _part(common: Mapping[str, Any], one: Mapping[str, Any], overrides: Mapping[
     lists: dict[str, Sequence[Any]] = {name: x if isinstance(x, list) else [x] for name, x in options.items()}
     labels = [lists.pop(name, [""])[0] for name in LABELS]
     if odd := [name for name in labels if not isinstance(name, str)]:
-        raise BadInput(f"label {shown(odd[0])} of a plan: a text is needed")
+        raise BadInput(f"label {format_value(odd[0])} of a plan: a text is needed")
     lists |= {name: values for name, values in overrides.items() if name != "model" or "model" not in one}
     check_lists(lists)
     return Part(lists, *labels)
@@ -78,7 +78,7 @@ def check_lists(lists: Mapping[str, Sequence[Any]]) -> None:
     for name, values in lists.items():
         if name not in (*FIELDS, "method"):
             raise BadInput(
-                f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}{meant(name, FIELDS)}"
+                f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}{did_you_mean(name, FIELDS)}"
             )
         if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-            raise BadInput(f"{name} is {shown(values)}: a list of at least one value is needed")
+            raise BadInput(f"{name} is {format_value(values)}: a list of at least one value is needed")

@@ -25,12 +25,12 @@ STEPS = 10_000  # resolution of a solved ratio: 1 / STEPS
 TRIED = 8  # prompts on which a correction is run, because its rows depend on its cache
 
 
-def said(charged: float | None) -> str:
+def message_prefix(charged: float | None) -> str:
     """Return the prefix of error messages about this budget; "" without one."""
     return "" if charged is None else f"charged {charged:.3g}"
 
 
-def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
+def fit_to_budget(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
     `model` may be on the meta device, except for a correction, whose cost is measured on the first prompts. Raises
@@ -49,7 +49,7 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
         running = [one for one in choosing if one.passes(model, prompts[0])] or choosing
         names = [registry.spec_of(one).partition("(")[0] for one in running]
         raise BadInput(
-            f"{said(charged)}: {' and '.join(names)} computes {asked + scored:.1%} of a "
+            f"{message_prefix(charged)}: {' and '.join(names)} computes {asked + scored:.1%} of a "
             f"prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%}): "
             + ("charge more" if asked + scored < 1 - 1e-9 else "no less than full attention, at any budget")
         )

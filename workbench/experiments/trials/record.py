@@ -131,7 +131,9 @@ SHOWN = ("em", "f1", "contains", "kl")  # scores in a notebook
 
 def _interval(row: dict[str, Any], name: str) -> str:
     value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
-    return "–" if value is None else f"{MEASURES[name].say(value)} ({MEASURES[name].ends(low or 0, high or 0)})"
+    return (
+        "–" if value is None else f"{MEASURES[name].format_value(value)} ({MEASURES[name].ends(low or 0, high or 0)})"
+    )
 
 
 def _measured(score: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput, meant
+from workbench.core.errors import BadInput, did_you_mean
 from workbench.experiments.trials.record import Record
-from workbench.experiments.trials.runs import Run, changed, distinct
+from workbench.experiments.trials.runs import Run, differing_values, distinct
 from workbench.metrics import latency
 from workbench.metrics.paired import difference, mcnemar
 
@@ -76,11 +76,13 @@ class RunComparison:
         """Return the interval of a run's speedup over the base to the first token; None without quantiles."""
         if run.record is None or self.base.record is None:
             return {"ttft_low": None, "ttft_high": None}
-        _, low, high = latency.ratio(*(latency.timed(each.record.ttft_s) for each in (self.base, run) if each.record))
+        _, low, high = latency.ratio(
+            *(latency.ttft_record(each.record.ttft_s) for each in (self.base, run) if each.record)
+        )
         return {"ttft_low": low, "ttft_high": high}
 
     @property
-    def about(self) -> str:
+    def model_and_data(self) -> str:
         """Say model and data, where all runs share them."""
         shared = [str(self.base.parameters[key]) for key in ("model", "data") if self.base.parameters.get(key)]
         named = [Path(text).name for text in shared]
@@ -130,7 +132,10 @@ def compared(runs: Sequence[Run], base: str | None = None, scores: Sequence[str]
     pairs = [(run, score) for run in named if run is not level for score in wanted]
     told = [(run, score) for run, score in pairs if not (score in BESIDE_FULL and _is_full(run) and _is_full(level))]
     found = tuple(difference_of(run, level, score, seed) for run, score in told)
-    parameters, versions = changed([run.parameters for run in named]), changed([run.versions for run in named])
+    parameters, versions = (
+        differing_values([run.parameters for run in named]),
+        differing_values([run.versions for run in named]),
+    )
     return RunComparison(tuple(named), level, found, parameters, versions)
 
 
@@ -149,7 +154,7 @@ def check_asked(runs: Sequence[Run], base: str | None, scores: Sequence[str]) ->
     return named, level, common
 
 
-def planned(name: str, parameters: Mapping[str, Any]) -> Run:
+def planned_run(name: str, parameters: Mapping[str, Any]) -> Run:
     """Return a trial that has not run yet as a run, for `check_asked`: all scores are 0."""
     numbers = (*SCORES, *COSTS, *(field.name for field in fields(Record)))
     return Run(name, "", parameters, dict.fromkeys(numbers, 0.0))
@@ -181,7 +186,7 @@ def _base(runs: Sequence[Run], base: str | None) -> Run:
     by_name = {run.name: run for run in runs} | {str(number): run for number, run in enumerate(runs, 1)}
     if base not in by_name:
         names = [run.name for run in runs]
-        raise BadInput(f"no run is named {base!r}: there are {', '.join(names)}{meant(base, names)}")
+        raise BadInput(f"no run is named {base!r}: there are {', '.join(names)}{did_you_mean(base, names)}")
     return by_name[base]
 
 
@@ -191,7 +196,7 @@ def _paired(run: Run, base: Run, score: str) -> tuple[list[float], list[float], 
         if not each.answers:
             return [], [], f"of {'both' if not (run.answers or base.answers) else each.name} only sums were kept"
     texts = all("expected" in row for each in (run, base) for row in each.answers)
-    if not texts and run.asked != base.asked:
+    if not texts and run.questions_key != base.questions_key:
         return [], [], "other questions were asked"
     theirs = {row["id"]: row for row in base.answers}
     pairs = []

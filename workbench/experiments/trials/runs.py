@@ -35,7 +35,7 @@ class Run:
     record: Record | None = None
 
     @property
-    def asked(self) -> tuple[Any, ...]:
+    def questions_key(self) -> tuple[Any, ...]:
         """What has to be equal so that two runs without texts of their answers can be compared by question."""
         return tuple(str(self.parameters.get(name)) for name in QUESTIONS)
 
@@ -48,7 +48,7 @@ def of_record(record: Record, answers: Sequence[Mapping[str, Any]] = (), source:
     return Run(name or record.label, source, {**record.trial, **about}, numbers, record.versions, answers, record)
 
 
-def read(place: str | Path) -> list[Run]:
+def read_runs(place: str | Path) -> list[Run]:
     """Read the runs of a folder (a sweep or a notebook's results) or of a file (records, one or a line each).
 
     Raises BadInput for what is none of these.
@@ -67,7 +67,7 @@ def read(place: str | Path) -> list[Run]:
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
     """Return the runs with names that tell them apart: the method in words, and the parameters that differ."""
-    differing = changed([run.parameters for run in runs])
+    differing = differing_values([run.parameters for run in runs])
     named = []
     for number, run in enumerate(runs):
         words = [run.name]
@@ -82,7 +82,7 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
     return named
 
 
-def changed(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def differing_values(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the values, one a mapping, of every key whose values differ; None where a mapping lacks it."""
     keys = dict.fromkeys(key for mapping in mappings for key in mapping)
     by_key = {key: [mapping.get(key) for mapping in mappings] for key in keys}

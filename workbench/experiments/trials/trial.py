@@ -10,10 +10,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, format_value
 from workbench.core.utils.annotations import check_fields
 from workbench.core.utils.stages import stage
-from workbench.core.utils.watched import Progress, watched
+from workbench.core.utils.watched import Progress, progress_shown
 from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
@@ -23,12 +23,12 @@ from workbench.experiments.trials.record import Record, device_name, versions
 from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.experiments.trials.trial_fields import check_fields as check_given
 from workbench.experiments.trials.trial_measures import (
-    Watch,
+    FidelityWatch,
+    cache_of,
     check_context,
     content_of,
     costs,
     first_tokens,
-    kept,
     mean,
     receipts,
 )
@@ -37,7 +37,7 @@ from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.answered import Generation
 from workbench.methods.config import MethodConfig
-from workbench.methods.engines import choose_engine, room
+from workbench.methods.engines import choose_engine, default_pool_tokens
 from workbench.methods.method import SamplingParams
 from workbench.methods.method_fields import check_engine
 from workbench.methods.modes.full import Full
@@ -78,7 +78,7 @@ class Trial(TrialFields, MethodConfig):
             if not isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, _spec(name, given))
         if not isinstance(given := vars(self)["data"], str):
-            object.__setattr__(self, "data", given_samples.kept(given))
+            object.__setattr__(self, "data", given_samples.save_samples(given))
         check_fields(self)
         check_given(vars(self))
         self.check()
@@ -102,7 +102,7 @@ class Trial(TrialFields, MethodConfig):
         it, interactive sessions show a bar. Raises BadInput, before any work, for unknown names, invalid files and a
         prompt over the model's context.
         """
-        with watched(self.model, progress) as tell:
+        with progress_shown(self.model, progress) as tell:
             return self.run_each(tell, loaded)[0]
 
     def run_each(
@@ -125,13 +125,13 @@ class Trial(TrialFields, MethodConfig):
         method = self.method(self.corpus(layout, tokenizer), system=bool(layout.system))
         method.check(model, prompts)
         if self.charged is not None:
-            method = budget.within(model, method, prompts, self.charged)
-        fewer = preparations.said(getattr(method, "prepare", None), loaded.spec.context, prompts)
+            method = budget.fit_to_budget(model, method, prompts, self.charged)
+        fewer = preparations.few_neighbours_note(getattr(method, "prepare", None), loaded.spec.context, prompts)
         engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
         if store is None:  # not `or`: an empty store is falsy
             store = self._opened(method, loaded)
         before = store.stats
-        watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
+        watch = FidelityWatch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
         begin = time.perf_counter()
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
@@ -180,7 +180,7 @@ class Trial(TrialFields, MethodConfig):
     def _sparsity(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> dict[str, Any] | None:
         """Return what the sparse method keeps and misses on `prompts`; None without a sparse method."""
         tiles = self.tiles()
-        return None if tiles is None else measure_sparsity(model, prompts, tiles.ready(model), self.chunk).record()
+        return None if tiles is None else measure_sparsity(model, prompts, tiles.for_model(model), self.chunk).record()
 
     def _full_times(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, known: Sequence[float]
@@ -194,7 +194,7 @@ class Trial(TrialFields, MethodConfig):
         if len(known) == len(prompts) and self.engine != "paged":
             return quantiles(known[: self.timed])
         few = prompts[: min(self.timed, FULL_TIMED)]
-        times, key = kept(model).times, (content_of(few), self.engine)
+        times, key = cache_of(model).times, (content_of(few), self.engine)
         if key not in times:
             jobs = first_tokens(model, few, Full(), self.engine)
             cold = int(model.device.type != "cpu")  # the references were computed just now
@@ -224,7 +224,7 @@ class Trial(TrialFields, MethodConfig):
 
     def corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
         """Return the passages that neighbours come from, if the preprocessing uses any."""
-        policy, _ = registry.found(preparations.__name__, self.prepare, ("corpus",))
+        policy, _ = registry.find_policy(preparations.__name__, self.prepare, ("corpus",))
         if not hasattr(policy, "neighbours"):
             return None
         return Corpus.of(data.corpus(self.data, self.samples, self.seed, self.passages), layout, tokenizer)
@@ -236,7 +236,7 @@ class Trial(TrialFields, MethodConfig):
         store: MemoryStore,
         progress: Progress | None = None,
         method: Method | None = None,
-        watch: Watch | None = None,
+        watch: FidelityWatch | None = None,
     ) -> list[Generation]:
         """Generate greedy answers to prompts; cached blocks come from `store` and stay in it.
 
@@ -255,7 +255,9 @@ class Trial(TrialFields, MethodConfig):
                 progress(len(generations) + ended, len(prompts))
 
         tell()
-        for batch in batches([len(prompt) for prompt in prompts], self.batch, max(BATCH_TOKENS, room(model) // 2)):
+        for batch in batches(
+            [len(prompt) for prompt in prompts], self.batch, max(BATCH_TOKENS, default_pool_tokens(model) // 2)
+        ):
             if watch:
                 watch.expect(batch, tell)
             stage("answering")
@@ -278,7 +280,9 @@ def _spec(name: str, policy: Any) -> str:
     if name == "select" and callable(policy) and not isinstance(policy, type):
         return registry.spec_of(own_function.selector(policy))
     what = "a policy" if name != "select" else "a function, or a policy"
-    raise BadInput(f"{name} is {shown(policy)}: a name, or {what} as those of workbench.methods.{name}, is needed")
+    raise BadInput(
+        f"{name} is {format_value(policy)}: a name, or {what} as those of workbench.methods.{name}, is needed"
+    )
 
 
 def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

@@ -1,6 +1,6 @@
 """Measurements of a trial besides its answers: requests to time, receipts, costs, and references of full attention.
 
-References are cached per model on the CPU, up to `room()` bytes; those beyond that are recomputed in every trial.
+References are cached per model on the CPU, up to `cache_bytes()` bytes; others are recomputed in every trial.
 """
 
 import os
@@ -66,16 +66,16 @@ def by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Qu
 BYTES = 1 << 29  # minimum cache size
 SHARE = 8  # references may take 1 / SHARE of free memory
 
-_KEPT: WeakKeyDictionary[PreTrainedModel, "Kept"] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[PreTrainedModel, "ReferenceCache"] = WeakKeyDictionary()
 
 
-def room() -> int:
+def cache_bytes() -> int:
     """Return how many bytes of references a process caches: 500 questions with a large vocabulary take some GB."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return max(BYTES, free // SHARE)
 
 
-class Kept:
+class ReferenceCache:
     """References of one state of a model's weights, by batch: prompts, gold answers, maximum answer length.
 
     `times` are full attention's times to first token, by prompts and engine.
@@ -83,22 +83,22 @@ class Kept:
 
     def __init__(self, fingerprint: str):
         self.fingerprint = fingerprint
-        self.bytes, self.room = 0, room()
+        self.bytes, self.room = 0, cache_bytes()
         self.times: dict[object, Quantiles] = {}
         self.references: dict[object, Reference] = {}
 
-    def put(self, key: object, one: Reference) -> None:
+    def add_reference(self, key: object, one: Reference) -> None:
         """Cache a reference if it fits. Nothing is evicted, because every trial uses references in the same order."""
         if key not in self.references and self.bytes + one.nbytes <= self.room:
             self.references[key] = replace(one, logits=one.logits.cpu().clone())
             self.bytes += one.nbytes
 
 
-def kept(model: PreTrainedModel) -> Kept:
+def cache_of(model: PreTrainedModel) -> ReferenceCache:
     """Return the cache of a model in its current state."""
     state = f"{fingerprint(model)} {model.dtype} {model.device}"
     if model not in _KEPT or _KEPT[model].fingerprint != state:
-        _KEPT[model] = Kept(state)
+        _KEPT[model] = ReferenceCache(state)
     return _KEPT[model]
 
 
@@ -107,7 +107,7 @@ def content_of(prompts: Sequence[Prompt]) -> object:
     return tuple(tuple(block.content for block in prompt.blocks) for prompt in prompts)
 
 
-class Watch:
+class FidelityWatch:
     """Compares the batches that a trial answers with full attention.
 
     rows      what `fidelity.compare` returns for each question, and full attention's scores: full_em, full_f1, …
@@ -121,7 +121,7 @@ class Watch:
         self.loaded, self.samples, self.prompts, self.method = loaded, samples, prompts, method
         self.max_new_tokens = max_new_tokens
         self.gold = fidelity.gold_answers(samples, loaded.layout, loaded.tokenizer)
-        self.kept = kept(loaded.model)
+        self.kept = cache_of(loaded.model)
         self.known: list[Reference] = []  # references of the next batch
         self.rows: Records = []
         self.full: list[float] = []
@@ -165,7 +165,7 @@ class Watch:
         else:
             found = fidelity.reference(model, tokenizer, [self.prompts[i] for i in batch], gold, *options, progress)
         for key, one in zip(keys, found, strict=True):
-            self.kept.put(key, one)
+            self.kept.add_reference(key, one)
         return found
 
 
@@ -180,7 +180,7 @@ def first_tokens(
         stage(f"timing the first token, {number} of {len(prompts)}")
         store = MemoryStore(UNLIMITED, behind=kept)
         if isinstance(method, Reuse):
-            method.prepare(model, method.wrapped(model, [prompt]), store)
+            method.prepare(model, method.with_soft_tokens(model, [prompt]), store)
         else:
             method.begin(model, [prompt], store)
         yield partial(first_token, model, prompt, method, store, engine)

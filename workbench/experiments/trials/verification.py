@@ -88,7 +88,7 @@ class Verification:
     versions: dict[str, str]
 
     @property
-    def whole(self) -> bool:
+    def all_hold(self) -> bool:
         """Whether every verdict holds."""
         return all(verdict.holds for verdict in self.verdicts)
 
@@ -99,7 +99,7 @@ class Verification:
             for verdict in self.verdicts
         ]
         floor = self.floor if self.floor < float("inf") else None
-        return asdict(self) | {"floor": floor, "verdicts": listed, "whole": self.whole}
+        return asdict(self) | {"floor": floor, "verdicts": listed, "whole": self.all_hold}
 
 
 def random_prompts(model: PreTrainedModel, count: int = 2, blocks: int = 4, length: int = 32, seed: int = 0) -> Prompts:
@@ -228,7 +228,7 @@ def _rotation(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
 
 def _recomputed(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     """Compare reuse that recomputes every token after the system prompt with full attention."""
-    method = Reuse(select=select.named("first_k"), ratio=1.0)
+    method = Reuse(select=select.from_spec("first_k"), ratio=1.0)
     (last,) = finish(model, method.begin(model, [prompt]))
     return {"100% recomputed": _relative(last, _full(model, prompt)[-1])}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.core.blocks import Prompt
 from workbench.methods import registry
 
-__all__ = ["Attend", "Prompt", "named", "names"]
+__all__ = ["Attend", "Prompt", "from_spec", "names"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
-def named(spec: str) -> Attend:
+def from_spec(spec: str) -> Attend:
     """Return a rule from `ape` or `ape(temperature=0.8)`."""
-    made: Attend = registry.made(__name__, spec)
+    made: Attend = registry.make_policy(__name__, spec)
     return made

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.masks import Sees, causal, visible
-from workbench.core.page_table import Apart
+from workbench.core.page_table import SeparateSoftmax
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.methods import registry
@@ -42,17 +42,17 @@ class Ape(Attend):
     def plan(self, prompt: Prompt, rows: Tensor, scores: Tensor | None) -> dict[str, Any]:
         first = prompt.starts[min(self.system, len(prompt.context))]
         gain = self.scale * self.temperature - 1
-        return {"backend": Merged(Apart(first, prompt.starts[-1], self.temperature, gain))}
+        return {"backend": MergedAttention(SeparateSoftmax(first, prompt.starts[-1], self.temperature, gain))}
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedAttention:
     """Attention backend: rows after the positions `apart` attend to these and to all others separately, then merge.
 
     On a GPU both parts are computed by `question_attention`.
     """
 
-    apart: Apart
+    apart: SeparateSoftmax
     _counted: list[tuple[Tensor, int]] = field(default_factory=list, repr=False, compare=False)
     name = "ape"
 
@@ -67,7 +67,7 @@ class Merged:
         if plain:
             parts.append(backend(q[:, :plain], keys, values, rows[:plain], causal, None, scale))
         if plain < len(rows):
-            lists = choice.apart(keys.shape[1], self.apart.first, self.apart.end, keys.device)
+            lists = choice.split_contiguous(keys.shape[1], self.apart.first, self.apart.end, keys.device)
             options = {"scale": scale, "temperature": self.apart.temperature, "gain": self.apart.gain}
             launch = choice.kernel("_pages.apart").launch
             parts.append(launch(q[None, :, plain:], keys, values, rows[None, plain:], *lists, **options)[0])

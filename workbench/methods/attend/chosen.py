@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.attention_backends.listed_columns import Listed
+from workbench.engine.attention_backends.listed_columns import ListedColumns
 from workbench.methods.attend import Attend, Prompt
 
 
@@ -30,4 +30,4 @@ class ChosenTokens(Attend):
         kept = torch.zeros(len(prompt), dtype=torch.bool)
         kept[: prompt.starts[min(self.system, len(prompt.context))]] = True
         kept[rows] = True
-        return {"sees": Listed(kept)}
+        return {"sees": ListedColumns(kept)}

@@ -20,7 +20,7 @@ from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.methods import registry
 
-__all__ = ["KV", "Adjust", "Correct", "Correction", "Pass", "Prompt", "named", "names", "write"]
+__all__ = ["KV", "Adjust", "Correct", "Correction", "Pass", "Prompt", "from_spec", "names", "write"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
-def named(spec: str) -> Correct:
+def from_spec(spec: str) -> Correct:
     """Return a correction from `agent_kv_shift` or `kvcomm(threshold=0.5)`."""
-    made: Correct = registry.made(__name__, spec)
+    made: Correct = registry.make_policy(__name__, spec)
     return made

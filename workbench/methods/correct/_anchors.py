@@ -37,7 +37,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, eq=False)
-class Corrected:
+class CorrectedPassage:
     """A corrected passage: its `block` in pages, the numbers of its `anchors`, and the indices of those it used."""
 
     anchors: list[int]
@@ -84,7 +84,7 @@ def usable_anchors(rule: Rule, lengths: list[int]) -> list[list[Anchor]]:
     return [each if len(each) > 1 else [] for each in usable]
 
 
-def meet(
+def compare_places(
     far: Tensor, lengths: list[int], usable: list[list[Anchor]], threshold: float, temperature: float
 ) -> list[AnchorMatch]:
     """Compare passages with anchors by the distances `far` [3, A, N] of their tokens. Synchronizes with the GPU."""
@@ -113,21 +113,21 @@ def count_used(usable: list[list[Anchor]], used: Iterable[Sequence[int]]) -> Non
             anchors[number].used += 1
 
 
-def cut(spec: ModelSpec, kv: KV, starts: list[int], lengths: list[int]) -> list[Pair]:
+def copy_places(spec: ModelSpec, kv: KV, starts: list[int], lengths: list[int]) -> list[Pair]:
     """Copy places out of a cache, with keys rotated as if each place started at position 0."""
     parts = stretch(kv.keys, kv.values, starts, lengths, spec.inv_freq, spec.pairing)
     return list(zip(*(x.split(lengths, 1) for x in parts), strict=True))
 
 
 def kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
-    """Return the class `Meeting`, whose kernels compare and correct places; None if torch is used instead."""
+    """Return the class `AnchorComparison`, whose kernels compare and correct places; None if torch is used instead."""
     module = choice.kernel("_anchors.meeting") if choice.on_gpu(spec.device) else None
-    return module.Meeting if module is not None and module.fits(keys, values, spec.inv_freq) else None
+    return module.AnchorComparison if module is not None and module.fits(keys, values, spec.inv_freq) else None
 
 
 def in_pages(
     rule: Rule, blocks: BlockPages, context: list[Cached], starts: Sequence[int], usable: Sequence[list[Anchor]]
-) -> list[Corrected] | None:
+) -> list[CorrectedPassage] | None:
     """Return corrected blocks for the places, cached or new; None without kernels, or if a passage is near no anchor.
 
     Every block that is pinned here is added to `context`.
@@ -136,10 +136,10 @@ def in_pages(
     meeting_of, numbers = kernels(pool.spec, pool.keys, pool.values), [[x.number for x in each] for each in usable]
     if meeting_of is None:
         return None
-    done: dict[int, Corrected] = {}
+    done: dict[int, CorrectedPassage] = {}
     for place, block in enumerate(stale):
-        kept: Corrected | None = block.derived.get((owner, place))
-        if kept and kept.anchors == numbers[place] and blocks.again(kept.block):
+        kept: CorrectedPassage | None = block.derived.get((owner, place))
+        if kept and kept.anchors == numbers[place] and blocks.pin_again(kept.block):
             done[place] = kept
     context += [each.block for each in done.values()]
     if new := [place for place, _ in enumerate(stale) if place not in done]:
@@ -150,11 +150,11 @@ def in_pages(
         where = [starts[place] for place in new], *of[1:]
         with pool.in_order():
             meeting = meeting_of(pool.keys, pool.values, *where, pool.spec.inv_freq, pool.pairing, paged)
-            compared = meet(meeting.far(), *of[1:], rule.threshold, rule.temperature)
+            compared = compare_places(meeting.token_distances(), *of[1:], rule.threshold, rule.temperature)
             if not all(each.near for each in compared):
                 return None
             meeting.move(torch.cat([each.weights for each in compared], 2))
         for place, block, old, each in zip(new, made, of[0], compared, strict=True):
-            done[place] = old.derived[owner, place] = Corrected(numbers[place], each.used, block)
+            done[place] = old.derived[owner, place] = CorrectedPassage(numbers[place], each.used, block)
             blocks.keep(block, old)
     return [done[place] for place, _ in enumerate(stale)]

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.engine.full_context import context_pass, exact, gap
 from workbench.methods.correct import KV, Correct, Correction, Pass, Prompt, write
-from workbench.methods.registry import is_number, ruled, whole
+from workbench.methods.registry import integer_option, is_number, option_where
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class AgentKvShift(Correct):
 
     chooses = True
 
-    layer: int = whole(1, "it is a layer number, 0 or more")
-    cap: float = ruled(1.0, "it is 0 or more", is_number)
+    layer: int = integer_option(1, "it is a layer number, 0 or more")
+    cap: float = option_where(1.0, "it is 0 or more", is_number)
 
     def __call__(
         self,

@@ -13,8 +13,17 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import InTorch
 from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt
-from workbench.methods.correct._anchors import Anchor, count_used, cut, in_pages, keep, kernels, meet, usable_anchors
-from workbench.methods.registry import whole
+from workbench.methods.correct._anchors import (
+    Anchor,
+    compare_places,
+    copy_places,
+    count_used,
+    in_pages,
+    keep,
+    kernels,
+    usable_anchors,
+)
+from workbench.methods.registry import integer_option
 from workbench.models.spec import ModelSpec, attach
 
 NOTHING = torch.tensor([], dtype=torch.int64)
@@ -48,7 +57,7 @@ class Kvcomm(Correct):
         "over many questions --correct 'kvcomm(threshold=0.7)' reuses more"
     )
 
-    most: int = whole(20, "how many anchors a place keeps, 0 or more")
+    most: int = integer_option(20, "how many anchors a place keeps, 0 or more")
     threshold: float = registry.share(0.3)
     temperature: float = registry.positive(1.0)
     anchors: dict[int, list[Anchor]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -73,15 +82,17 @@ class Kvcomm(Correct):
         if any(usable):
             meeting_of = kernels(spec, kv.keys, kv.values) or InTorch
             meeting = meeting_of(kv.keys, kv.values, starts, lengths, usable, spec.inv_freq, spec.pairing)
-            compared = meet(meeting.far(), lengths, usable, self.threshold, self.temperature)
+            compared = compare_places(meeting.token_distances(), lengths, usable, self.threshold, self.temperature)
             count_used(usable, (each.used for each in compared))
             if all(each.near for each in compared):
                 meeting.move(torch.cat([each.weights for each in compared], 2))
-                kv.changed()
+                kv.mark_changed()
                 return Correction(rows)
-        before, (truth,) = cut(spec, kv, starts, lengths), exact(model, [prompt], spec.layers)
+        before, (truth,) = copy_places(spec, kv, starts, lengths), exact(model, [prompt], spec.layers)
         write(kv, truth, spec.layers)
-        for place, (stale, fresh) in enumerate(zip(before, cut(spec, kv, starts, lengths), strict=True), self.system):
+        for place, (stale, fresh) in enumerate(
+            zip(before, copy_places(spec, kv, starts, lengths), strict=True), self.system
+        ):
             cached = stale[0].clone(), stale[1].clone()  # copies: views would keep the whole prompt alive
             new = Anchor(cached, (fresh[0] - stale[0], fresh[1] - stale[1]))
             keep(self.anchors.setdefault(place, []), new, self.most)

@@ -38,7 +38,7 @@ class Full:
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
-        tiles = self.sparse.ready(model) if self.sparse else None
+        tiles = self.sparse.for_model(model) if self.sparse else None
         return [self._begin(model, prompt, tiles, reserve) for prompt in prompts]
 
     def _begin(self, model: PreTrainedModel, prompt: Prompt, tiles: Sparse | None, reserve: int) -> ReadyRequest:

@@ -38,7 +38,7 @@ def positions_named(name: str) -> Positions:
 
 def as_computed(model: PreTrainedModel, method: Any, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """Return prompts as a method computes them: with the soft tokens that its preprocessing adds to passages."""
-    return method.wrapped(model, prompts) if isinstance(method, Reuse) else prompts
+    return method.with_soft_tokens(model, prompts) if isinstance(method, Reuse) else prompts
 
 
 @dataclass(frozen=True)
@@ -103,23 +103,23 @@ class Reuse:
             return False
         return not getattr(self.select, "fresh", False)
 
-    def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    def with_soft_tokens(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """Return prompts with the soft tokens that the preprocessing adds to passages."""
-        wrap = getattr(self.prepare, "wrapped", None)
+        wrap = getattr(self.prepare, "with_soft_tokens", None)
         return prompts if wrap is None else wrap(model, prompts)
 
     def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
         """Raise BadInput for a model that lacks what a policy needs: soft tokens, a BOS token, layers."""
         if hasattr(self.prepare, "check"):
             self.prepare.check(model)
-        for prompt in self.wrapped(model, prompts[:1]):
+        for prompt in self.with_soft_tokens(model, prompts[:1]):
             for choice in (self.select, self.correct):
                 _ = choice and choice.passes(model, prompt)
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
-        prompts = self.wrapped(model, prompts)
+        prompts = self.with_soft_tokens(model, prompts)
         cached = self.prepare(model, prompts, MemoryStore(UNLIMITED) if store is None else store)
         return self.begin_over(model, prompts, cached, reserve)
 
@@ -130,7 +130,7 @@ class Reuse:
         kvs = [assemble(model, p, c, self.positions, reserve) for p, c in zip(prompts, cached, strict=True)]
         chosen, scores = [torch.tensor([], dtype=torch.int64)] * len(prompts), list[torch.Tensor]()
         if self.select:
-            scores = self.select.many(model, prompts, kvs)
+            scores = self.select.score_many(model, prompts, kvs)
             system = self.select.system
             chosen = [choose(score, p, self.ratio, system=system) for score, p in zip(scores, prompts, strict=True)]
         corrections = [Correction(rows) for rows in chosen]
@@ -159,7 +159,7 @@ class Reuse:
         correction = corrected or Correction(rows)
         scoring = self.select.passes(model, prompt) if self.select else ()
         passes = (*scoring, *correction.passes, Pass(rows.tolist(), len(prompt), forward=1))
-        tiles = self.sparse.ready(model) if self.sparse else None
+        tiles = self.sparse.for_model(model) if self.sparse else None
         planned = Plan(rows, sparse=tiles, adjust=correction.adjust, **plan)
         if self.chunk is not None:
             check_chunk(planned, self.chunk)

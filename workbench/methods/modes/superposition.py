@@ -20,14 +20,14 @@ from workbench.engine.attention_backends import choice
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.side_by_side import Parts, prefill_parts
 from workbench.methods import ReadyRequest
-from workbench.methods.registry import check_options, whole
+from workbench.methods.registry import check_options, integer_option
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint
 
 PATHS = 4  # paths whose logits are in memory in fp32 at a time
 
 
-class Placed(NamedTuple):
+class PlacedTokens(NamedTuple):
     """Cached tokens, the new position of the first, and the distance between tokens; both may be fractional."""
 
     kv: KV
@@ -56,7 +56,7 @@ class Superposition:
     $$P(d \mid q) \propto P(q \mid d)\, P(d)$$
     """
 
-    paths: int = whole(4, "at least 1 path is kept", least=1)
+    paths: int = integer_option(4, "at least 1 path is kept", least=1)
     prior: bool = True
     priors: dict[tuple[str, str, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -88,7 +88,7 @@ class Superposition:
         paths = _place(
             spec,
             [
-                [Placed(first, more), Placed(kv, start + more, step)]
+                [PlacedTokens(first, more), PlacedTokens(kv, start + more, step)]
                 for kv, step, more in zip(cached, steps, late, strict=True)
             ],
             len(head),
@@ -100,9 +100,9 @@ class Superposition:
         best = self._best(model, system, keys, read, question, prefill_parts(model, question, paths))
         length = start + sum(len(documents[i]) + len(head) for i in best) + 1
         more = length - 1 - (start + span + len(head))
-        parts = [Placed(first, more), *(Placed(cached[i], start + more, steps[i]) for i in best)]
+        parts = [PlacedTokens(first, more), *(PlacedTokens(cached[i], start + more, steps[i]) for i in best)]
         ends = [(paths.kv(i), len(documents[i]) + start) for i in best]
-        parts += [Placed(kv.slice(end, len(kv)), start + span + more) for kv, end in ends]
+        parts += [PlacedTokens(kv.slice(end, len(kv)), start + span + more) for kv, end in ends]
         kv = _place(spec, [parts], 1 + reserve).kv(0, reserve)
         kept = chain.from_iterable(documents[i].tokens for i in best)
         tokens = torch.tensor([*system.tokens, *kept, *head.tokens * len(best), last])
@@ -146,9 +146,9 @@ def _likelihood(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logs.gather(-1, tokens[1:, None].expand(*logs.shape[:-1], 1)).sum((-2, -1))
 
 
-def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int) -> Parts:
+def _place(spec: ModelSpec, paths: Sequence[Sequence[PlacedTokens]], unwritten: int) -> Parts:
     """Concatenate the parts of every path, with room for `unwritten` tokens after each; one rotation per layer."""
-    gap = Placed(spec.empty(unwritten), 0)
+    gap = PlacedTokens(spec.empty(unwritten), 0)
     joined = [part for parts in paths for part in (*parts, gap)]
     distance = _distances(joined, spec.device)
     keys, values = (
@@ -163,7 +163,7 @@ def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int) -
     return Parts(keys, values, [sum(len(part.kv) for part in parts) + unwritten for parts in paths])
 
 
-def _distances(parts: Sequence[Placed], device: torch.device) -> torch.Tensor:
+def _distances(parts: Sequence[PlacedTokens], device: torch.device) -> torch.Tensor:
     """Return by how many positions every token of `parts` moves (fp64).
 
     This runs on `device`: the tensors are large enough for torch to use several host threads, which are slow to wake.

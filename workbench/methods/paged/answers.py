@@ -28,8 +28,8 @@ from workbench.methods import ReadyRequest, finish
 from workbench.methods.engines import PAGE, pages_of
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.paged.request import PageRequest, begin_blank, begin_copied, begin_reused, in_steps, needed
-from workbench.methods.request_report import WatchedStore, receipts_of, timed
+from workbench.methods.paged.request import PageRequest, begin_blank, begin_copied, begin_reused, in_steps, pages_needed
+from workbench.methods.request_report import WatchedStore, receipts_of, with_seconds
 
 ROWS = 4096  # maximum number of prompt tokens, padding included, per captured step
 UNCAPTURED = 256  # without capture, longer full prompts are computed on contiguous KV
@@ -53,7 +53,7 @@ def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) ->
     ready = [request.ready for request in group if request.ready is not None]
     receipts = receipts_of(prompts, ready, watched.lookups, getattr(method, "positions", "re-encoded"))
     for request, receipt in zip(group, receipts, strict=True):
-        request.receipt = timed(receipt, seconds)
+        request.receipt = with_seconds(receipt, seconds)
 
 
 def _compute(runner: Runner, group: Sequence[PageRequest]) -> None:
@@ -146,7 +146,7 @@ class PagedAnswers:
         self.progress: Callable[[int, int], None] | None = None  # called with (ended, total) every few tokens
         self._held: list[PageRequest] = []  # ended requests with `keep`
         self._pages = pages_of(model)
-        self.runner, self.blocks = self._pages.of(model, max((needed(one, PAGE) for one in requests), default=1))
+        self.runner, self.blocks = self._pages.of(model, max((pages_needed(one, PAGE) for one in requests), default=1))
         self.pool = self.runner.pool
 
     def run(self) -> Generator[tuple[PageRequest, int], None, None]:
@@ -173,14 +173,14 @@ class PagedAnswers:
         self.blocks.unpin(request.context)
         request.context = []
 
-    def read(self, request: PageRequest) -> ReadyRequest:
+    def copy_out(self, request: PageRequest) -> ReadyRequest:
         """Return an ended request with its KV, which is copied out of its pages; the pages are freed."""
         ready = request.ready
         assert ready is not None
         if request.paged is None:
             return ready
         if request.rows:
-            kv = self.pool.read(request.context, request.paged, request.rows, request.positions)
+            kv = self.pool.read_kv(request.context, request.paged, request.rows, request.positions)
         else:  # the whole prompt was copied into pages
             kv = self.pool.gather(request.context, 0, request.positions)
         request.ready = replace(ready, request=replace(ready.request, kv=kv))
@@ -215,7 +215,9 @@ class PagedAnswers:
             if not self.running:
                 request = self.waiting[0]
                 raise NoPages(
-                    needed(request, self.pool.size), self.blocks.room, f"a prompt of {len(request.prompt)} tokens"
+                    pages_needed(request, self.pool.size),
+                    self.blocks.available_pages,
+                    f"a prompt of {len(request.prompt)} tokens",
                 )
             return
         try:
@@ -239,7 +241,7 @@ class PagedAnswers:
             request = self.waiting[0]
             if group and (request.method, id(request.store)) != (group[0].method, id(group[0].store)):
                 break
-            pages += needed(request, self.pool.size)
+            pages += pages_needed(request, self.pool.size)
             tokens += len(request.prompt)
             if group and tokens > max(PROMPTS, self.pool.pages * self.pool.size // 4):
                 break
@@ -251,13 +253,13 @@ class PagedAnswers:
     def _room(self, pages: int) -> bool:
         """Return whether there is room for `pages`; if necessary, kept requests are copied out to free theirs."""
         for request in list(self._held):
-            if pages <= self.blocks.room:
+            if pages <= self.blocks.available_pages:
                 break
             self._held.remove(request)
-            self.read(request)
-        for other in list(self._pages.unread) if pages > self.blocks.room else ():
-            other.read()
-        return pages <= self.blocks.room
+            self.copy_out(request)
+        for other in list(self._pages.unread) if pages > self.blocks.available_pages else ():
+            other.copy_out()
+        return pages <= self.blocks.available_pages
 
     def _decode(self) -> Iterator[tuple[PageRequest, int]]:
         """Decode some tokens of all running requests."""

@@ -116,7 +116,7 @@ class _Copy:
         return self.kv
 
 
-class _Begun(NamedTuple):
+class _StartedRows(NamedTuple):
     """Rows that the device selected, available on the host later, and the logits [V] that it computes with them."""
 
     rows: Callable[[], Tensor]
@@ -130,14 +130,14 @@ def _ahead(runner: Runner, method: Reuse, prompt: Prompt, copy: _Copy) -> Device
     return DeviceRows(runner.model, prompt.tokens, count, copy.kv, copy.fill)
 
 
-def _begin(method: Reuse, prompt: Prompt, scores: Tensor, ahead: DeviceRows) -> _Begun:
+def _begin(method: Reuse, prompt: Prompt, scores: Tensor, ahead: DeviceRows) -> _StartedRows:
     """Select rows on the device as `choose` does, and start to compute them."""
     assert method.select is not None
     known = without_system(scores.to(ahead.rows.device).float(), prompt, method.select.system)
     count = len(ahead.rows) - len(prompt.question)
     rows = known.sort(descending=True, stable=True).indices[:count].sort().values
     arriving = fetched(rows)
-    return _Begun(arriving, ahead.compute(rows))
+    return _StartedRows(arriving, ahead.compute(rows))
 
 
 def _on_copy(method: Reuse, prompt: Prompt) -> bool:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.page_table import Apart
+from workbench.core.page_table import SeparateSoftmax
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions
 from workbench.engine.decoding import StopStrings, TokenChoice, eos_ids, special_ids, text_of
@@ -28,7 +28,7 @@ from workbench.methods.engines import why_not_captured
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.paged.chosen_rows import RowChoice, chosen_over_pages
-from workbench.methods.request_report import Receipt, timed
+from workbench.methods.request_report import Receipt, with_seconds
 from workbench.models.spec import spec_for
 from workbench.store import Store
 
@@ -82,7 +82,7 @@ class PageRequest:
         return over
 
 
-def needed(request: PageRequest, size: int) -> int:
+def pages_needed(request: PageRequest, size: int) -> int:
     """Return the maximum number of pages that a request needs, for its blocks and its own tokens."""
     prompt, method = request.prompt, request.method
     context = sum(-(-len(block) // size) for block in prompt.context)
@@ -135,7 +135,7 @@ def generation_of(request: PageRequest, tokenizer: Any, begin: float) -> Generat
         ready.reused,
         request.first - begin,
         ready.passes,
-        timed(receipt, {**receipt.seconds, **decode}),
+        with_seconds(receipt, {**receipt.seconds, **decode}),
     )
 
 
@@ -150,9 +150,9 @@ def in_steps(ready: ReadyRequest) -> bool:
     return ready.chunk is None and len(plan.rows) <= LARGE and not why_not_captured(plan)
 
 
-def apart_of(ready: ReadyRequest) -> Apart | None:
+def apart_of(ready: ReadyRequest) -> SeparateSoftmax | None:
     """Return the positions that a request attends to in a separate softmax; None if there are none."""
-    found: Apart | None = getattr(ready.request.plan.backend, "apart", None)
+    found: SeparateSoftmax | None = getattr(ready.request.plan.backend, "apart", None)
     return found
 
 

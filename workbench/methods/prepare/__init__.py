@@ -15,7 +15,19 @@ from workbench.core.kv import KV
 from workbench.methods import registry
 from workbench.store import Store
 
-__all__ = ["KV", "Block", "Prepare", "Prompt", "before", "contexts", "named", "names", "said", "shaped", "with_system"]
+__all__ = [
+    "KV",
+    "Block",
+    "Prepare",
+    "Prompt",
+    "contexts",
+    "few_neighbours_note",
+    "from_spec",
+    "names",
+    "preceding_blocks",
+    "split_by_prompt",
+    "with_system",
+]
 
 
 def __dir__() -> list[str]:
@@ -37,12 +49,12 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
-def named(spec: str, **given: Any) -> Prepare:
+def from_spec(spec: str, **given: Any) -> Prepare:
     """Return a preprocessing policy from its spec, such as `after_system` or `with_neighbours(n=4)`.
 
     `corpus=` is for policies that need one. Raises BadInput for an unknown name or option.
     """
-    return registry.made(__name__, spec, **given)
+    return registry.make_policy(__name__, spec, **given)
 
 
 def with_system(prepared: Prepare, system: int) -> Prepare:
@@ -51,15 +63,16 @@ def with_system(prepared: Prepare, system: int) -> Prepare:
     return replace(made, system=system) if hasattr(made, "system") else prepared
 
 
-def said(prepared: Prepare | None, context: int | None, prompts: Sequence[Prompt]) -> str:
+def few_neighbours_note(prepared: Prepare | None, context: int | None, prompts: Sequence[Prompt]) -> str:
     """Return a warning about passages with fewer neighbours than requested, and issue it once; "" if there are none.
 
     `context` is the model's context length in tokens.
     """
-    fewer = prepared.fewer(context, prompts) if prepared is not None and hasattr(prepared, "fewer") else ""
-    if fewer:
-        warnings.warn(fewer, stacklevel=1)  # same source line for all, so Python shows each text once
-    return fewer
+    if prepared is None or not hasattr(prepared, "few_neighbours"):
+        return ""
+    if note := prepared.few_neighbours(context, prompts):
+        warnings.warn(note, stacklevel=1)  # same source line for all, so Python shows each text once
+    return str(note)
 
 
 def contexts(prompts: Sequence[Prompt]) -> list[Block]:
@@ -67,13 +80,13 @@ def contexts(prompts: Sequence[Prompt]) -> list[Block]:
     return [block for prompt in prompts for block in prompt.context]
 
 
-def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
+def split_by_prompt(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
     """Split the KV of all context blocks, in order, into one list per prompt."""
     rest = iter(kvs)
     return [[next(rest) for _ in prompt.context] for prompt in prompts]
 
 
-def before(prompts: Sequence[Prompt], system: int) -> list[tuple[Block, ...]]:
+def preceding_blocks(prompts: Sequence[Prompt], system: int) -> list[tuple[Block, ...]]:
     """Return the preceding blocks that each context block attends to under `after_system`.
 
     A passage attends to the first `system` blocks; a system block attends to those before it.

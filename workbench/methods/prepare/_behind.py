@@ -13,7 +13,7 @@ from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.engine.pages.behind_context import encode_behind
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.methods.engines import PAGE, pages_of, why_not_pages
-from workbench.methods.prepare import KV, Prompt, before, contexts, shaped
+from workbench.methods.prepare import KV, Prompt, contexts, preceding_blocks, split_by_prompt
 from workbench.store import Store, fetch
 
 TOKENS = 32768  # maximum per pass, neighbours included; twice as many over pages, where each block is stored once
@@ -29,7 +29,7 @@ def behind_system(model: PreTrainedModel, chunks: Sequence[Prompt], store: Store
     computed: list[KV] = []
     for group in packs([len(chunk) for chunk in chunks], TOKENS * (2 if pages_serve(model) else 1)):
         part = [chunks[i] for i in group]
-        cached = shaped(part, fetch(model, contexts(part), store, before(part, system)))
+        cached = split_by_prompt(part, fetch(model, contexts(part), store, preceding_blocks(part, system)))
         computed += computed_behind(model, part, cached)
     return computed
 
@@ -60,8 +60,8 @@ def over_pages(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequenc
         own = sum(-(-len(chunk.question) // PAGE) for chunk in chunks)
         shared = {id(kv): -(-len(kv) // PAGE) for kvs in cached for kv in kvs}
         _, blocks = pages_of(model).of(model, 0)  # not enlarged: requests may be running
-        if (needed := own + sum(shared.values())) > blocks.room:
-            raise NoPages(needed, blocks.room, f"preparing {len(chunks)} passages")
+        if (needed := own + sum(shared.values())) > blocks.available_pages:
+            raise NoPages(needed, blocks.available_pages, f"preparing {len(chunks)} passages")
         paged = []
         for kvs in cached:
             paged.append(blocks.place(kvs))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from workbench.methods import registry
-from workbench.methods.prepare import KV, Prompt, before, contexts, shaped
+from workbench.methods.prepare import KV, Prompt, contexts, preceding_blocks, split_by_prompt
 from workbench.store import Store, fetch
 
 
@@ -27,4 +27,4 @@ class AfterSystem:
         registry.check_options(self)
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        return shaped(prompts, fetch(model, contexts(prompts), store, before(prompts, self.system)))
+        return split_by_prompt(prompts, fetch(model, contexts(prompts), store, preceding_blocks(prompts, self.system)))

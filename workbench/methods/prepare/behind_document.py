@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import registry
-from workbench.methods.prepare import KV, Block, Prompt, contexts, shaped
+from workbench.methods.prepare import KV, Block, Prompt, contexts, split_by_prompt
 from workbench.models.spec import attach
 from workbench.store import Store, fetch
 
@@ -33,7 +33,7 @@ class BehindDocument:
     """
 
     corpus: Corpus = field(repr=False)
-    n: int = registry.whole(10, "how many passages of its document a passage is prepared behind, 0 or more")
+    n: int = registry.integer_option(10, "how many passages of its document a passage is prepared behind, 0 or more")
     system: int = registry.system_blocks()
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class BehindDocument:
                 f"a passage behind {self.n} passages of its document has {longest} tokens, the model's context is "
                 f"{context}: choose a smaller n"
             )
-        return shaped(prompts, fetch(model, blocks, store, after))
+        return split_by_prompt(prompts, fetch(model, blocks, store, after))
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
         """Return the passages that precede a passage when it is encoded, in the order of its document."""

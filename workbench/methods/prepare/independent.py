@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from workbench.methods.prepare import KV, Prompt, contexts, shaped
+from workbench.methods.prepare import KV, Prompt, contexts, split_by_prompt
 from workbench.store import Store, fetch
 
 
@@ -21,4 +21,4 @@ class Independent:
     """
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        return shaped(prompts, fetch(model, contexts(prompts), store))
+        return split_by_prompt(prompts, fetch(model, contexts(prompts), store))

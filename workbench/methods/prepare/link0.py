@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.methods import registry
-from workbench.methods.prepare import KV, Block, Prompt, contexts, shaped
+from workbench.methods.prepare import KV, Block, Prompt, contexts, split_by_prompt
 from workbench.store import Store, fetch
 
 
@@ -29,8 +29,8 @@ class Link0:
     $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid d, d, d, d)$$
     """
 
-    dummies: int = registry.whole(4, "how many dummy tokens a passage is encoded behind, 1 or more", least=1)
-    token: int | None = registry.whole(None, "it is a token id, 0 or more")
+    dummies: int = registry.integer_option(4, "how many dummy tokens a passage is encoded behind, 1 or more", least=1)
+    token: int | None = registry.integer_option(None, "it is a token id, 0 or more")
     system: int = registry.system_blocks()
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Link0:
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         ahead = (Block((self.check(model),) * self.dummies, "dummies"),)
         after = [() if i < self.system else ahead for prompt in prompts for i in range(len(prompt.context))]
-        return shaped(prompts, fetch(model, contexts(prompts), store, after))
+        return split_by_prompt(prompts, fetch(model, contexts(prompts), store, after))
 
     def check(self, model: PreTrainedModel) -> int:
         """Return the id of the dummy token. Raises BadInput if none is given and the model has no BOS token."""

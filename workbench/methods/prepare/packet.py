@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.methods import registry
-from workbench.methods.prepare import KV, Block, Prompt, contexts, shaped
+from workbench.methods.prepare import KV, Block, Prompt, contexts, split_by_prompt
 from workbench.models.weights.soft_tokens import SoftTokens, soft_tokens
 from workbench.store import Store, fetch
 
@@ -37,10 +37,10 @@ class Packet:
         registry.check_options(self)
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        prompts = self.wrapped(model, prompts)
-        return shaped(prompts, fetch(model, contexts(prompts), store))
+        prompts = self.with_soft_tokens(model, prompts)
+        return split_by_prompt(prompts, fetch(model, contexts(prompts), store))
 
-    def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[Prompt]:
+    def with_soft_tokens(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return prompts with soft tokens around their passages; passages that have them already stay unchanged."""
         soft = soft_tokens(model)
         if soft is None:
@@ -64,4 +64,4 @@ class Packet:
 @lru_cache(maxsize=2048)
 def _wrapped(soft: SoftTokens, tokens: tuple[int, ...], label: str) -> Block:
     """Return a passage between its soft tokens; cached for all requests, since its key is expensive to compute."""
-    return Block(soft.around(tokens), label)
+    return Block(soft.wrap_passage(tokens), label)

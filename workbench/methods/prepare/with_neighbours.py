@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.data import embedders
-from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.data.retrieval_corpus import Corpus, nearest_texts
 from workbench.methods import registry
-from workbench.methods.prepare import KV, Block, Prompt, before, contexts, shaped
+from workbench.methods.prepare import KV, Block, Prompt, contexts, preceding_blocks, split_by_prompt
 from workbench.methods.prepare._behind import behind_system
 from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
@@ -38,8 +38,8 @@ class WithNeighbours:
 
     The passage's KV is cached at its position after them (`KV.start`), and rerotated once, when a prompt is assembled.
     Neighbours come from the whole corpus, not only from the passages of the current question, and exclude the passage
-    itself. There are fewer than `n` in a small corpus, or if more do not fit into the model's context; `fewer` reports
-    these passages.
+    itself. There are fewer than `n` in a small corpus, or if more do not fit into the model's context;
+    `few_neighbours` reports these passages.
 
     With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ after $y$, and $N_1 \ldots N_n$ its nearest passages:
 
@@ -47,7 +47,7 @@ class WithNeighbours:
     """
 
     corpus: Corpus = field(repr=False)
-    n: int = registry.whole(10, "how many neighbours a passage is prepared with, 0 or more")
+    n: int = registry.integer_option(10, "how many neighbours a passage is prepared with, 0 or more")
     embedder: str = registry.option("tfidf", _check_embedder)
     search: Literal["faiss", "exact"] = "faiss"
     system: int = registry.system_blocks()
@@ -55,15 +55,17 @@ class WithNeighbours:
 
     def __post_init__(self) -> None:
         registry.check_options(self)
-        object.__setattr__(self, "table", nearest(self.corpus.texts, self.n, self.embedder, self.search))
+        object.__setattr__(self, "table", nearest_texts(self.corpus.texts, self.n, self.embedder, self.search))
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         spec = attach(model)
         if not self.n:
-            return shaped(prompts, fetch(model, contexts(prompts), store, before(prompts, self.system)))
+            return split_by_prompt(
+                prompts, fetch(model, contexts(prompts), store, preceding_blocks(prompts, self.system))
+            )
         model_key = fingerprint(model)
         system = [block for prompt in prompts for block in prompt.context[: self.system]]
-        ahead = [past for prompt in prompts for past in before([prompt], self.system)[: self.system]]
+        ahead = [past for prompt in prompts for past in preceding_blocks([prompt], self.system)[: self.system]]
         front = iter(fetch(model, system, store, ahead))
         chunks = self._chunks(spec.context, prompts)
         cuts = [(chunk.blocks[-1], chunk.blocks[: self.system], chunk.context[self.system :]) for chunk in chunks]
@@ -71,7 +73,7 @@ class WithNeighbours:
         made = partial(behind_system, model, store=store, system=self.system)
         rest = iter(collect(store, keys, lambda missing: made([chunks[i] for i in missing])))
         places = (i for prompt in prompts for i in range(len(prompt.context)))
-        return shaped(prompts, [next(front if i < self.system else rest) for i in places])
+        return split_by_prompt(prompts, [next(front if i < self.system else rest) for i in places])
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
         """Return the passages over which a passage is computed, the most similar first."""
@@ -92,7 +94,7 @@ class WithNeighbours:
             chunks.append(Prompt((*system, *found[:fits], block)))
         return chunks
 
-    def fewer(self, context: int | None, prompts: Sequence[Prompt]) -> str:
+    def few_neighbours(self, context: int | None, prompts: Sequence[Prompt]) -> str:
         """Return a sentence about passages with fewer than n neighbours, and the reason; "" if there are none."""
         counts = {each.blocks[-1]: len(each.context) - self.system for each in self._chunks(context, prompts)}
         short, found = [count for count in counts.values() if count < self.n], self.table.shape[1]

@@ -13,7 +13,7 @@ from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare
 from workbench.methods.preprocessing.fields import LookupFields
 from workbench.methods.preprocessing.precompute import kind_of
-from workbench.methods.registry import found, is_whole
+from workbench.methods.registry import find_policy, is_whole
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.store import Miss
@@ -59,7 +59,7 @@ class Lookups(LookupFields):
             raise BadInput(f"samples is {self.samples!r}: a whole number of at least 1 is needed")
         store = opened(self.folder)
         spec = self.prepare or str(store.kind.get("preparation", "independent"))
-        policy_class, _ = found(prepare.__name__, spec, ("corpus",))
+        policy_class, _ = find_policy(prepare.__name__, spec, ("corpus",))
         samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)
         loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
         model, tokenizer, layout = loaded.with_layout(self.layout)
@@ -69,7 +69,7 @@ class Lookups(LookupFields):
             texts = data.corpus(self.data, self.samples, self.seed, self.passages)
             given["corpus"] = Corpus.of(texts, layout, tokenizer)
         prompts = layout.prompts(samples, tokenizer)
-        policy = prepare.named(spec, **given)
+        policy = prepare.from_spec(spec, **given)
         probe = KeyProbe(loaded.spec.empty(1))
         policy(model, prompts, probe)
         labels = {block.content: block.label for prompt in prompts for block in prompt.context}
@@ -77,7 +77,7 @@ class Lookups(LookupFields):
         for key in probe.keys:
             if store.get(key) is None:
                 identity = identity_of(key)
-                misses.append((store.why(key), labels.get(identity.block, "") if identity else ""))
+                misses.append((store.miss_reason(key), labels.get(identity.block, "") if identity else ""))
         expected = {name: value for name, value in kind_of(model, policy, tokenizer).items() if name in store.kind}
         differs = _difference(self.folder, store.kind, expected)
         return ExplainedMiss(str(self.folder), spec, len(probe.keys) - len(misses), tuple(misses), differs)
@@ -86,7 +86,7 @@ class Lookups(LookupFields):
 def _difference(place: Where, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """Return how the kind of the stored blocks differs from the expected one; "" if it does not."""
     try:
-        manifest.agreed(place, dict(stored), {**stored, **expected})
+        manifest.check_kind(place, dict(stored), {**stored, **expected})
     except BadInput as problem:
         return str(problem)
     return ""

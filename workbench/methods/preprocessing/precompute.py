@@ -24,7 +24,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, first_line
 from workbench.core.utils.annotations import check_fields, check_processes
 from workbench.core.utils.files import is_url
-from workbench.core.utils.runner import Workers, dealt
+from workbench.core.utils.runner import Workers, device_of_process
 from workbench.core.utils.stages import keeps, so_far
 from workbench.core.utils.stages import stage as say_stage
 from workbench.data import layouts
@@ -42,7 +42,7 @@ from workbench.store.files.manifest import CHECKSUM, SUCCESS, TOKENIZER, checksu
 from workbench.store.keys import vocabulary
 from workbench.store.misses import identity_of
 from workbench.store.remote import RemoteStore, file_system
-from workbench.store.urls import Where, forget, is_begun, note, opened, read_note, within
+from workbench.store.urls import Where, forget, is_begun, join_place, note, opened, read_note
 from workbench.store.views import StagingStore
 
 Shard = tuple[str, tuple[Block, ...]]  # name of a file, and its passages
@@ -89,7 +89,7 @@ class ShardMaker:
 
     def __init__(self, model: PreTrainedModel, policy: Prepare, folder: Where, system: tuple[Block, ...]):
         self.model, self.policy, self.system = model, policy, system
-        self.out, below = opened(folder), within(folder, UNPREPARED)
+        self.out, below = opened(folder), join_place(folder, UNPREPARED)
         self.below = [MemoryStore(behind=opened(below))] if is_begun(below) else []
 
     def make(self, shard: Shard) -> Made:
@@ -110,13 +110,13 @@ class ShardMaker:
         return begin, time.monotonic(), len(blocks), sum(block.content in fresh for block in blocks)
 
 
-def here(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:
+def in_this_process(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:
     """Return a function that preprocesses a stage in this process."""
     return lambda stage: map(ShardMaker(model, stage.policy, stage.folder, system).make, stage.shards)
 
 
 @dataclass(frozen=True, eq=False)
-class Workplace:
+class WorkerSettings:
     """Settings of the workers: device, model, the policy of every folder, the system block.
 
     `fingerprint` is that of the parent's model; a worker's model must have the same.
@@ -130,7 +130,7 @@ class Workplace:
 
 
 @contextmanager
-def elsewhere(workers: int, cluster: str | None, given: Workplace) -> Iterator[Make]:
+def in_workers(workers: int, cluster: str | None, given: WorkerSettings) -> Iterator[Make]:
     """Yield a function that preprocesses a stage in `workers` processes or on a Dask cluster, one model load each.
 
     The shard of a cluster worker that dies is retried on another one. Raises BadInput without Dask, and for a cluster
@@ -151,15 +151,15 @@ def elsewhere(workers: int, cluster: str | None, given: Workplace) -> Iterator[M
         yield make
 
 
-def _make(given: Workplace, task: tuple[Where, Shard]) -> Made:
+def _make(given: WorkerSettings, task: tuple[Where, Shard]) -> Made:
     """Preprocess a shard in a worker process."""
     folder, shard = task
     return _maker(given, folder).make(shard)
 
 
 @lru_cache(maxsize=2)  # on a cluster, every task brings an equal Workplace
-def _maker(given: Workplace, folder: Where) -> ShardMaker:
-    model = _loaded(given.named, dealt(given.device))
+def _maker(given: WorkerSettings, folder: Where) -> ShardMaker:
+    model = _loaded(given.named, device_of_process(given.device))
     if fingerprint(model) != given.fingerprint:
         raise BadInput(f"a worker's model {given.named[0]!r} has other weights than the one here")
     return ShardMaker(model, given.policies[folder], folder, given.system)
@@ -200,7 +200,7 @@ class Preparation(PreparationFields):
     def __post_init__(self) -> None:
         check_fields(self)
         layouts.check(self.layout)
-        registry.found(prepare.__name__, self.prepare, ("corpus", "system"))
+        registry.find_policy(prepare.__name__, self.prepare, ("corpus", "system"))
         check_processes("workers", self.workers, here=self.cluster in (None, "local"))
         if self.shard < 1:
             raise BadInput(f"shard is {self.shard}: a whole number of at least 1 is needed")
@@ -219,8 +219,10 @@ class Preparation(PreparationFields):
         corpus = Corpus.of(samples, layout, tokenizer)
         first = layout.prompts(samples[:1], tokenizer)[0]
         system = first.context[: len(first.context) - len(samples[0].ctxs)]
-        policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
-        prepare.said(policy, attach(model).context, [Prompt((*system, block, block)) for block in corpus.blocks])
+        policy = prepare.from_spec(self.prepare, corpus=corpus, system=len(system))
+        prepare.few_neighbours_note(
+            policy, attach(model).context, [Prompt((*system, block, block)) for block in corpus.blocks]
+        )
         if is_begun(self.out):
             opened(self.out, kind_of(model, policy, tokenizer))  # raises for a store of a different kind
         stages = self._stages(policy, corpus)
@@ -262,7 +264,7 @@ class Preparation(PreparationFields):
         shards = [shard_of(corpus.blocks[i : i + self.shard]) for i in range(0, len(corpus), self.shard)]
         policies: list[tuple[Prepare, Where]] = [(policy, self.out)]
         if isinstance(policy, WithNeighbours) and policy.n:
-            policies.insert(0, (AfterSystem(policy.system), within(self.out, UNPREPARED)))
+            policies.insert(0, (AfterSystem(policy.system), join_place(self.out, UNPREPARED)))
         stages = []
         for each, folder in policies:
             store = opened(folder) if is_begun(folder) else None
@@ -275,12 +277,12 @@ class Preparation(PreparationFields):
         """Yield a function that preprocesses a stage: here, in `workers` other processes, or on a cluster."""
         alone = self.workers == 1 or all(len(stage.shards) == 1 for stage in stages)
         if not stages or (alone and self.cluster is None):
-            yield here(model, system)
+            yield in_this_process(model, system)
             return
         policies = {stage.folder: stage.policy for stage in stages}
         named = (self.model, self.dtype, self.layout)
-        given = Workplace(self.device, named, policies, system, fingerprint(model))
-        with elsewhere(self.workers, self.cluster, given) as make:
+        given = WorkerSettings(self.device, named, policies, system, fingerprint(model))
+        with in_workers(self.workers, self.cluster, given) as make:
             yield make
 
     def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float, kept: set[str]) -> Prepared:
@@ -319,7 +321,7 @@ def asked_before(place: Where) -> list[dict[str, Any]]:
         ) from None
 
 
-def again(place: Where, progress: Progress | None = None) -> list[Prepared]:
+def repeat_earlier_runs(place: Where, progress: Progress | None = None) -> list[Prepared]:
     """Repeat the earlier runs of a place, to restore missing passages. Raises BadInput as `asked_before` does."""
     known = {field.name for field in fields(Preparation)}
     runs = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]

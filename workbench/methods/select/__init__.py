@@ -20,7 +20,7 @@ from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Layers, from_question, question_pass
 from workbench.methods import registry
 from workbench.methods.method_fields import check_ratio
-from workbench.methods.registry import ruled, whole
+from workbench.methods.registry import integer_option, option_where
 from workbench.models.spec import spec_for
 
 __all__ = [
@@ -31,10 +31,10 @@ __all__ = [
     "Select",
     "check_budget",
     "choose",
-    "named",
+    "from_spec",
+    "integer_option",
     "names",
-    "ruled",
-    "whole",
+    "option_where",
 ]
 PARTS = ("kv", "k", "v")
 OVER = ("block", "documents", "context", "prompt")
@@ -50,18 +50,18 @@ def layers(default: str | tuple[int, ...], *words: str) -> Any:
     def fits(value: Any) -> bool:
         return value in words or (type(value) is tuple and value != () and {*map(type, value)} == {int})
 
-    return ruled(default, f"it is {', '.join(words)} or layer numbers in brackets, as in (0, -1)", fits)
+    return option_where(default, f"it is {', '.join(words)} or layer numbers in brackets, as in (0, -1)", fits)
 
 
 def softmax(default: str = "block") -> Any:
     """Declare the option `softmax`: "block", "documents", "context" or "prompt"."""
     rule = "within each 'block', over all 'documents', over the 'context' or the whole 'prompt'"
-    return ruled(default, rule, OVER.__contains__)
+    return option_where(default, rule, OVER.__contains__)
 
 
 def part() -> Any:
     """Declare the option `part`: "kv" (keys and values), "k" or "v"."""
-    return ruled("kv", f"allowed are {', '.join(PARTS)} (keys and values, keys, values)", PARTS.__contains__)
+    return option_where("kv", f"allowed are {', '.join(PARTS)} (keys and values, keys, values)", PARTS.__contains__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +102,9 @@ class Select:
         `kv` is the assembled cache of this request. Its question rows may be written; its context rows are only read,
         except by `kv_deviation(fresh=True)`.
         """
-        return self.many(model, [prompt], [kv])[0]
+        return self.score_many(model, [prompt], [kv])[0]
 
-    def many(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+    def score_many(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         """Score a batch of requests, with packed forward passes."""
         spec_for(model, kvs=kvs)
         for prompt, kv in zip(prompts, kvs, strict=True):
@@ -127,7 +127,7 @@ class Select:
     ) -> list[Tensor]:
         """Select the context rows to recompute of every request, as `choose` does, without the question."""
         check_budget(ratio, tokens)
-        scores = self.many(model, prompts, kvs)
+        scores = self.score_many(model, prompts, kvs)
         return [choose(score, p, ratio, tokens, self.system) for score, p in zip(scores, prompts, strict=True)]
 
 
@@ -164,9 +164,9 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
-def named(spec: str) -> Select:
+def from_spec(spec: str) -> Select:
     """Return a selector from `query_guided` or `query_guided(layers=all)`."""
-    return registry.made(__name__, spec)
+    return registry.make_policy(__name__, spec)
 
 
 def documents(prompt: Prompt, system: int = 1) -> Tensor:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workbench.methods.select import QuestionGuided, layers, softmax, whole
+from workbench.methods.select import QuestionGuided, integer_option, layers, softmax
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class AnswerGuided(QuestionGuided):
     \frac{\exp(q_h^l \cdot k_t^l / \sqrt{d})}{\sum_{u \in B(t)} \exp(q_h^l \cdot k_u^l / \sqrt{d})}$$
     """
 
-    window: int = whole(1, "how many tokens at the question's end, 1 or more", least=1)
+    window: int = integer_option(1, "how many tokens at the question's end, 1 or more", least=1)
     layers: str | tuple[int, ...] = layers("all", "last", "all")
     softmax: str = softmax()
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench import models
-from workbench.data.token_text import dealt, retokenized
+from workbench.data.token_text import retokenize, transfer_scores
 from workbench.engine.attention_maps import layers_of, question_attention
 from workbench.engine.encoding import even_packs
-from workbench.methods.select import KV, Pass, Prompt, Select, layers, whole
+from workbench.methods.select import KV, Pass, Prompt, Select, integer_option, layers
 from workbench.models.loading import Loaded, tokenizer_for
 
 
@@ -42,8 +42,8 @@ class CacheClip(Select):
 
     helper: str | None = None
     layers: str | tuple[int, ...] = layers("last", "last", "all")
-    window: int = whole(8, "how many neighbouring tokens share a score, 1 or more", least=1)
-    group: int = whole(4096, "how many tokens a helper reads together, 1 or more", least=1)
+    window: int = integer_option(8, "how many neighbouring tokens share a score, 1 or more", least=1)
+    group: int = integer_option(4096, "how many tokens a helper reads together, 1 or more", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,12 +70,12 @@ class CacheClip(Select):
 
     def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
         """Return the helper's scores of the context, mapped to the model's tokens block by block."""
-        *context, question = (retokenized(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
+        *context, question = (retokenize(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
         most = min(self.group, (helper.spec.context or math.inf) - len(question.read))
         groups = even_packs([len(block.read) for block in context], most)
         read = [Prompt((*(context[i].read for i in group), question.read)) for group in groups]
         scores = question_attention(helper.model, read, self.layers)
-        return dealt(torch.cat(scores), [block.tokens for block in context])
+        return transfer_scores(torch.cat(scores), [block.tokens for block in context])
 
     def _grouped(self, prompt: Prompt, scores: Tensor) -> Tensor:
         """Average scores over windows that end at block borders."""

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.attention_maps import crossing, layers_of
-from workbench.engine.chunk_past import Past, pasts, prefix_fit
+from workbench.engine.chunk_past import ChunkContext, pasts, prefix_fit
 from workbench.engine.full_context import context_pass
 from workbench.methods.registry import is_number
-from workbench.methods.select import KV, Pass, Select, layers, ruled
+from workbench.methods.select import KV, Pass, Select, layers, option_where
 from workbench.store import fingerprint
 
 
@@ -43,9 +43,9 @@ class CacheCraft(Select):
     $$\mathrm{CFO} = \mathrm{clip}(\alpha \, \sigma(a / b) \, (1 - \beta (1 - \gamma)),\ 0,\ 1)$$
     """
 
-    alpha: float = ruled(0.5, "it is 0 or more", lambda value: is_number(value) and value < inf)
+    alpha: float = option_where(0.5, "it is 0 or more", lambda value: is_number(value) and value < inf)
     layers: str | tuple[int, ...] = layers("all", "all", "last")
-    before: Callable[[Block], Past | None] | None = field(default=None, repr=False)
+    before: Callable[[Block], ChunkContext | None] | None = field(default=None, repr=False)
 
     kept: dict[tuple[str, str], tuple[float, Tensor]] = field(  #: CCI, and inter-attention [n] of every token
         default_factory=dict, init=False, repr=False, compare=False
@@ -92,7 +92,7 @@ class CacheCraft(Select):
         """Return the CFO of every document block, with the CCI of `ccis` where `before` does not know the block."""
         shares, keys = [], [block.key for block in prompt.context[self.system :]]
         for i, (block, cci) in enumerate(zip(prompt.context[self.system :], ccis, strict=True)):
-            then = (self.before(block) if self.before else None) or Past((), cci)
+            then = (self.before(block) if self.before else None) or ChunkContext((), cci)
             shares.append(min(max(self.alpha * then.cci * (1 - prefix_fit(then.prefix, keys[:i])), 0.0), 1.0))
         return shares
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.methods.select import Prompt, Select, whole
+from workbench.methods.select import Prompt, Select, integer_option
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FirstK(Select):
     $$s_t = -(t - \mathrm{start}(B(t)))$$
     """
 
-    k: int | None = whole(None, "how many tokens at a block's start, 1 or more", least=1)
+    k: int | None = integer_option(None, "how many tokens at a block's start, 1 or more", least=1)
     last: bool = False
 
     def score(self, prompt: Prompt) -> Tensor:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from workbench.engine.attention_maps import crossing, layers_of
 from workbench.engine.full_context import context_pass
-from workbench.methods.select import KV, Pass, Prompt, Select, layers, ruled
+from workbench.methods.select import KV, Pass, Prompt, Select, layers, option_where
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class InterAttention(Select):
     """
 
     layers: str | tuple[int, ...] = layers("all", "all", "last")
-    side: str = ruled("pays", "'pays' or 'receives'", ("pays", "receives").__contains__)
+    side: str = option_where("pays", "'pays' or 'receives'", ("pays", "receives").__contains__)
 
     @property
     def reads_cache(self) -> bool:

@@ -12,7 +12,7 @@ from workbench.core.plan import Plan
 from workbench.engine.attention_maps import layers_of
 from workbench.engine.forward import prefill
 from workbench.engine.full_context import context_pass, exact, gap, write
-from workbench.methods.registry import is_number, ruled, whole
+from workbench.methods.registry import integer_option, is_number, option_where
 from workbench.methods.select import KV, Pass, Prompt, Select, budget, choose, documents, part, without_system
 
 
@@ -49,10 +49,10 @@ class KvDeviation(Select):
     \left( \lVert k_{t,h}^l - \hat k_{t,h}^l \rVert^2 + \lVert v_{t,h}^l - \hat v_{t,h}^l \rVert^2 \right)$$
     """
 
-    layer: int = whole(1, "it is a layer number, 0 or more")
+    layer: int = integer_option(1, "it is a layer number, 0 or more")
     part: str = part()
-    fresh: bool = ruled(False, "it is True or False", lambda value: type(value) is bool)
-    stages: tuple[float, ...] = ruled(
+    fresh: bool = option_where(False, "it is True or False", lambda value: type(value) is bool)
+    stages: tuple[float, ...] = option_where(
         (), "shares in brackets, as (0.4, 0.3), each above 0 and at most the one before", lambda value: _falling(value)
     )
 

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.plan import Pass
-from workbench.engine.attention_backends.listed_columns import ListedByLayer
+from workbench.engine.attention_backends.listed_columns import ColumnsByLayer
 from workbench.engine.attention_maps import from_question, layers_of, logits, question_pass
 from workbench.engine.encoding import packs, watch
 from workbench.methods import registry
-from workbench.methods.select import KV, Prompt, Select, layers, softmax, whole
-from workbench.store.keys import once
+from workbench.methods.select import KV, Prompt, Select, integer_option, layers, softmax
+from workbench.store.keys import compute_missing
 
 
 def _token_ids(value: object) -> bool:
@@ -48,13 +48,13 @@ class QcFuse(Select):
 
     layers: str | tuple[int, ...] = layers("middle", "middle", "all", "last")
     digest: float = registry.share(0.1)
-    sink: int = whole(4, "how many tokens at a passage's start, 0 or more")
-    ask: tuple[int, ...] = registry.ruled((), "token ids in brackets", _token_ids)
+    sink: int = integer_option(4, "how many tokens at a passage's start, 0 or more")
+    ask: tuple[int, ...] = registry.option_where((), "token ids in brackets", _token_ids)
     softmax: str = softmax("prompt")
     digests: dict[tuple[str, str], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        sparse = [ListedByLayer(self._seen(model, prompt)) for prompt in prompts]
+        sparse = [ColumnsByLayer(self._seen(model, prompt)) for prompt in prompts]
         return from_question(model, prompts, kvs, self._layers(model), None, self.softmax, self.system, sparse)
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
@@ -69,7 +69,7 @@ class QcFuse(Select):
 
     def _seen(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
         """Return [L, N] bool: the tokens of a prompt that its question attends to in each layer."""
-        digests = once(self.digests, model, prompt.context[self.system :], partial(self._new_digests, model))
+        digests = compute_missing(self.digests, model, prompt.context[self.system :], partial(self._new_digests, model))
         count, first = len(layers_of(model, "all")), prompt.starts[min(self.system, len(prompt.context))]
         front, back = (torch.ones(count, n, dtype=torch.bool).to(model.device) for n in (first, len(prompt.question)))
         return torch.cat((front, *digests, back), 1)

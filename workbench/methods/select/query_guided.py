@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workbench.methods.select import QuestionGuided, layers, ruled, softmax
+from workbench.methods.select import QuestionGuided, layers, option_where, softmax
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class QueryGuided(QuestionGuided):
     """
 
     layers: str | tuple[int, ...] = layers("last", "last", "all")
-    tokens: str = ruled("all", "'all' or 'last' of the question", ("all", "last").__contains__)
+    tokens: str = option_where("all", "'all' or 'last' of the question", ("all", "last").__contains__)
     softmax: str = softmax()
 
     @property

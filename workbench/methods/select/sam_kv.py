@@ -13,10 +13,10 @@ from workbench.core.blocks import Block
 from workbench.core.masks import causal
 from workbench.core.plan import Pass
 from workbench.engine.assembly import empty
-from workbench.engine.attention_backends.listed_columns import Listed
+from workbench.engine.attention_backends.listed_columns import ListedColumns
 from workbench.engine.attention_maps import Layers, layers_of, mean_queries
-from workbench.methods.select import KV, Prompt, Select, layers, whole
-from workbench.store.keys import once
+from workbench.methods.select import KV, Prompt, Select, integer_option, layers
+from workbench.store.keys import compute_missing
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,24 @@ class SamKv(Select):
     is the share of blocks kept, 0 where no block, or every block, is worth more than the anchors.
     """
 
-    first: int = whole(64, "how many tokens at a passage's start, 0 or more")
-    last: int = whole(128, "how many tokens at a passage's end, 1 or more", least=1)
-    block: int = whole(64, "how many tokens a block has, 1 or more", least=1)
+    first: int = integer_option(64, "how many tokens at a passage's start, 0 or more")
+    last: int = integer_option(128, "how many tokens at a passage's end, 1 or more", least=1)
+    block: int = integer_option(64, "how many tokens a block has, 1 or more", least=1)
     layers: str | tuple[int, ...] = layers("stable", "stable", "all", "last")
     asked: dict[tuple[str, str], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         chosen, pairs = self._layers(model), [*zip(prompts, kvs, strict=True)]
-        generic = mean_queries(model, chosen, [(p.tokens, p.question, Listed(self._anchors(p)), kv) for p, kv in pairs])
+        generic = mean_queries(
+            model, chosen, [(p.tokens, p.question, ListedColumns(self._anchors(p)), kv) for p, kv in pairs]
+        )
         passages = [prompt.context[self.system :] for prompt in prompts]
 
         def read(blocks: list[Block]) -> list[Tensor]:
             alone = [(block.ids, torch.arange(len(block)), causal, empty(model, len(block))) for block in blocks]
             return mean_queries(model, chosen, alone, self.last)
 
-        asked = iter(once(self.asked, model, [*chain.from_iterable(passages)], read))
+        asked = iter(compute_missing(self.asked, model, [*chain.from_iterable(passages)], read))
         each = zip(pairs, generic, passages, strict=True)
         return [self._scores(p, kv, query, [*islice(asked, len(own))], chosen) for (p, kv), query, own in each]
 

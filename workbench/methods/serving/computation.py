@@ -33,7 +33,7 @@ class Computation:
 
     def __init__(self, engine: Engine, queues: Queues, events: Events, batch: int, gather: bool = True):
         self.engine, self.queues, self.events, self.batch = engine, queues, events, batch
-        self.gathering = Gathering() if gather else None
+        self.gathering = BatchingWindow() if gather else None
         self.until: float | None = None  # until when ready requests wait for loading ones
         self._free = 0.0  # time when the engine last became idle
         self._stalls: list[tuple[float, float]] = []  # (begin, end) within the current prefill
@@ -54,11 +54,11 @@ class Computation:
             waits = {ticket.name: self._stalling(ticket) for ticket in chosen}
         for ticket in chosen:
             queues.drop(ticket, queues.ready, queues.begun)
-            queues.turn(ticket, "running", "to run")
+            queues.leave_queue(ticket, "running", "to run")
             queues.running.append(ticket)
         return chosen, waits
 
-    def round(self, chosen: Sequence[Ticket], waits: Waits) -> bool:
+    def run_round(self, chosen: Sequence[Ticket], waits: Waits) -> bool:
         """Compute the first tokens of `chosen` requests, and the next tokens of running requests."""
         at, alone = self.events.now(), len(chosen) == len(self.queues.running) and not waits
         done = self.prefill(chosen, waits)
@@ -85,7 +85,7 @@ class Computation:
         if self.gathering is None or queues.running or not queues.loading or not 0 < ready < room:
             return False
         since = max(self._free, *(ticket.since for ticket in queues.ready))
-        until = self.gathering.until(since, ready, len(queues.loading))
+        until = self.gathering.start_time(since, ready, len(queues.loading))
         if self.events.now() >= until:
             return False
         self.until = until
@@ -145,7 +145,7 @@ class Computation:
 KEPT = 16  # number of latest rounds kept per number of requests
 
 
-class Gathering:
+class BatchingWindow:
     """Estimates the fixed cost of an engine round from rounds with different numbers of requests."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Gathering:
         self._rounds.setdefault(requests, deque(maxlen=KEPT)).append(seconds)
 
     @property
-    def fixed(self) -> float:
+    def fixed_seconds(self) -> float:
         """Fixed seconds of a round, extrapolated from rounds with the fewest and the most requests; 0 if unknown."""
         if len(self._rounds) < 2:
             return 0.0
@@ -165,6 +165,6 @@ class Gathering:
         more = (least[many] - least[few]) / (many - few)
         return max(0.0, min(least[few] - more * few, *least.values()))
 
-    def until(self, since: float, ready: int, behind: int) -> float:
+    def start_time(self, since: float, ready: int, behind: int) -> float:
         """Return the time to start at; `since` is when the engine became idle, or the last request ready, if later."""
-        return since + self.fixed * behind / (behind + ready)
+        return since + self.fixed_seconds * behind / (behind + ready)

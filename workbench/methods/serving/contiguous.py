@@ -27,9 +27,9 @@ from workbench.methods.answered import Generation
 from workbench.methods.generation import method_of
 from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.preprocessing.lookups import KeyProbe
-from workbench.methods.request_report import Lookup, WatchedStore, receipts_of, timed
+from workbench.methods.request_report import Lookup, WatchedStore, receipts_of, with_seconds
 from workbench.methods.serving.computation import rows_of
-from workbench.methods.serving.tickets import Arrived, OnHost, Ticket, Wait
+from workbench.methods.serving.tickets import Arrived, HostEngine, Ticket, Wait
 from workbench.models.model_names import check_length
 from workbench.models.spec import spec_for
 from workbench.store import Store
@@ -60,7 +60,7 @@ class LoadedStore(WatchedStore):
         return kv
 
     @property
-    def read(self) -> list[Lookup]:
+    def hits(self) -> list[Lookup]:
         """Look-ups that were hits."""
         return [lookup for lookup in self.lookups if lookup.miss is None]
 
@@ -77,7 +77,7 @@ class HeldBlocks:
 
 
 @dataclass
-class ContiguousEngine(OnHost):
+class ContiguousEngine(HostEngine):
     """Computes requests with `method` over blocks of `store`; other options, and the answers, are those of `generate`.
 
     In layer mode, the loader assembles a request layer by layer if all its blocks are stored and no token is
@@ -124,7 +124,7 @@ class ContiguousEngine(OnHost):
                 held.store.load(key)
             if arrived is not None and len(probe.keys) == len(held.store.loaded) and self._by_layer(ticket):
                 self._place(ticket, held, arrived)
-        read = held.store.read
+        read = held.store.hits
         tiers = sorted({lookup.tier for lookup in read})
         return {"bytes": sum(lookup.bytes for lookup in read), "tier": ", ".join(tiers)}
 
@@ -164,7 +164,7 @@ class ContiguousEngine(OnHost):
         text = "" if self.tokenizer is None else text_of(self.tokenizer, ticket.tokens, self.stop)
         ttft = (ticket.first or 0.0) - ticket.arrived
         counts = held.ready.computed, held.ready.reused
-        return Generation(tuple(ticket.tokens), text, *counts, ttft, held.ready.passes, timed(receipt, seconds))
+        return Generation(tuple(ticket.tokens), text, *counts, ttft, held.ready.passes, with_seconds(receipt, seconds))
 
     def release(self, ticket: Ticket) -> None:
         """Release a request's KV."""

@@ -67,7 +67,7 @@ class PageLoads:
             held = ticket.held = HeldPages(keys, own, [])
             found = self._found(held, mine, ticket)
         try:
-            self.pages.missed(key for key in mine if key not in found)
+            self.pages.mark_missed(key for key in mine if key not in found)
             if arrived is None:
                 self.pages.fill(found)
             others = lengths.keys() - set(mine)
@@ -75,11 +75,13 @@ class PageLoads:
             empty = set(self.pages.empty(others))
             for key in lengths:
                 if key in others:
-                    held.lookups.append(Lookup(key, miss=store.why(key)) if key in empty else self._hit(key, lengths))
+                    held.lookups.append(
+                        Lookup(key, miss=store.miss_reason(key)) if key in empty else self._hit(key, lengths)
+                    )
             if arrived is not None:
                 self.pages.fill(found, None if self.pages.empty(keys) else arrived)
         except BaseException:
-            self.pages.missed(mine)
+            self.pages.mark_missed(mine)
             raise
         tiers = sorted({lookup.tier for lookup in held.lookups if lookup.tier})
         return {"bytes": sum(kv.nbytes for kv in found.values()), "tier": ", ".join(tiers)}
@@ -91,12 +93,12 @@ class PageLoads:
         try:
             for key, below in zip(requested, store.find_all(requested, ticket.name), strict=True):
                 if below is None:
-                    held.lookups.append(Lookup(key, miss=store.why(key)))
+                    held.lookups.append(Lookup(key, miss=store.miss_reason(key)))
                 else:
                     found[key] = below.kv
                     held.lookups.append(Lookup(key, below.tier, below.kv.nbytes))
         except BaseException:
-            self.pages.missed(keys)
+            self.pages.mark_missed(keys)
             raise
         return found
 

@@ -22,7 +22,7 @@ from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged.chosen_rows import chosen_over_pages
 from workbench.methods.prepare.independent import Independent
-from workbench.methods.request_report import receipts_of, timed
+from workbench.methods.request_report import receipts_of, with_seconds
 from workbench.methods.select import QuestionGuided, budget
 from workbench.methods.serving.computation import rows_of
 from workbench.methods.serving.loaders import PageLoads
@@ -153,7 +153,7 @@ class PagedEngine:
         ttft = (ticket.first or 0.0) - ticket.arrived
         seconds = ticket.seconds | {"encode": held.encoding}
         return Generation(
-            tuple(ticket.tokens), text, ready.computed, ready.reused, ttft, passes, timed(receipt, seconds)
+            tuple(ticket.tokens), text, ready.computed, ready.reused, ttft, passes, with_seconds(receipt, seconds)
         )
 
     def release(self, ticket: Ticket) -> None:
@@ -201,7 +201,7 @@ class PagedEngine:
             reserve = len(prompt.question) + ticket.max_new_tokens
             order = sorted(range(len(context)), key=lambda i: context[i].serial)  # the same order in all requests
             held.paged = self.pool.open(context, reserve, held.rows, self.method.positions, order=order)
-            self.pages.kept(held.own)
+            self.pages.mark_allocated(held.own)
             held.own = 0
 
     def _used(self, tickets: Sequence[Ticket]) -> Any:
@@ -247,7 +247,7 @@ class PagedEngine:
     @contextmanager
     def _excluding_copies(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
         """Block copies during the first step of a shape, which may be captured; steps with a `wait` are not."""
-        new = self.runner.graphs and wait is None and not (shape in self._seen or self.runner.holds(shape))
+        new = self.runner.graphs and wait is None and not (shape in self._seen or self.runner.has_captured(shape))
         self._seen.add(shape)
         with self.pages.copies.lock if new else nullcontext():
             yield

@@ -77,14 +77,14 @@ class Scheduler:
     def run(self, prompts: Iterable[Prompt] = (), max_new_tokens: int = 64) -> list[Ticket]:
         """Submit prompts, run until every request has ended, and return the tickets."""
         tickets = [self.submit(prompt, max_new_tokens) for prompt in prompts]
-        with steady():
+        with low_latency():
             while self._left():
                 self.step()
         return tickets
 
     def serve(self) -> None:
         """Serve requests until `close` is called; for a separate thread."""
-        with steady():
+        with low_latency():
             while not self._closed or self._left():
                 self.step(idle=True)
 
@@ -106,7 +106,7 @@ class Scheduler:
         chosen, waits = self.computation.choose()
         if chosen and self.mode != "sync" and not self._overlaps:
             self._load()  # loaders work while these are computed
-        done |= self.computation.round(chosen, waits)
+        done |= self.computation.run_round(chosen, waits)
         done |= self._conclude()
         if not done and (self.queues.loading or idle):
             self.loaders.wait(self.computation.until)
@@ -170,7 +170,7 @@ class Scheduler:
         if self.mode == "sync" and len(queues.ready) + len(queues.running) >= self.batch:
             return False
         ticket, queues.full = queues.waiting.popleft(), False
-        queues.turn(ticket, "loading", "to load")
+        queues.leave_queue(ticket, "loading", "to load")
         if self.mode == "sync":
             self._load_inline(ticket)
         elif not self._admitted(ticket):
@@ -213,7 +213,7 @@ TURN = 2e-4  # seconds: thread switch interval, 5e-3 by default
 
 
 @contextmanager
-def steady() -> Iterator[None]:
+def low_latency() -> Iterator[None]:
     """Shorten the thread switch interval, and exclude existing objects from garbage collection.
 
     The engine's thread waits for the device and for loaders, so a short interval lowers its latency.

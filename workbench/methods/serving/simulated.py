@@ -8,7 +8,7 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.methods.answered import Generation
 from workbench.methods.serving.loaders import Job, Report
-from workbench.methods.serving.tickets import Arrivals, Arrived, Engine, OnHost, Ticket, Wait
+from workbench.methods.serving.tickets import Arrivals, Arrived, Engine, HostEngine, Ticket, Wait
 from workbench.store.events import Events
 
 Seconds = Callable[[Ticket], float]
@@ -23,7 +23,7 @@ class SimulatedClock:
     def __call__(self) -> float:
         return self.seconds
 
-    def until(self, moment: float) -> None:
+    def advance_to(self, moment: float) -> None:
         """Advance the clock to a moment, unless it has passed."""
         self.seconds = max(self.seconds, moment)
 
@@ -70,7 +70,7 @@ class SimulatedLoaders:
         try:
             about = job(ticket, None)
         finally:
-            self.clock.until(begin + self.seconds(ticket))
+            self.clock.advance_to(begin + self.seconds(ticket))
         seconds = self.events.now() - begin
         self.events.add("load", begin, seconds=seconds, lane="engine", request=ticket.name, **about)
 
@@ -85,7 +85,7 @@ class SimulatedLoaders:
         """Advance the clock until a report is due."""
         moments = [moment for moment, _, _ in self._due] + ([] if until is None else [until])
         if moments:
-            self.clock.until(min(moments))
+            self.clock.advance_to(min(moments))
 
     def wake(self) -> None:
         """Do nothing: no thread waits."""
@@ -107,11 +107,11 @@ class _TimedArrivals(Arrivals):
     def wait(self, layer: int) -> None:
         """Advance the clock to the arrival of a layer."""
         super().wait(layer)
-        self._clock.until(self._moments[layer])
+        self._clock.advance_to(self._moments[layer])
 
 
 @dataclass
-class SimulatedEngine(OnHost):
+class SimulatedEngine(HostEngine):
     """An engine that takes simulated time; `engine`, if given, computes the answers.
 
     prefill_seconds, decode_seconds  seconds for a request's first token, and for one decoding step of all requests

@@ -13,7 +13,7 @@ from workbench.methods.answered import Generation
 from workbench.store.events import Events, What
 from workbench.store.tiering.pages import NoRoom
 
-__all__ = ["Arrivals", "Arrived", "CancelledError", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
+__all__ = ["Arrivals", "Arrived", "CancelledError", "Engine", "HostEngine", "NoRoom", "State", "Ticket", "Wait"]
 
 State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "failed"]
 Arrived = Callable[[int], None]  # (layer): called when a layer has arrived
@@ -144,7 +144,7 @@ class Engine(Protocol):
         """Free the resources of a request that has ended for any reason."""
 
 
-class OnHost:
+class HostEngine:
     """Defaults for engines whose calls are synchronous, and whose blocks all come from loaders."""
 
     overlaps: bool = False
@@ -196,7 +196,7 @@ class Queues:
             if ticket in queue:
                 queue.remove(ticket)
 
-    def turn(self, ticket: Ticket, state: State, what: str) -> None:
+    def leave_queue(self, ticket: Ticket, state: State, what: str) -> None:
         """Record that a request leaves a queue "to load" or "to run", and how long it has waited."""
         now = self.events.now()
         ticket.seconds["wait"] = ticket.seconds.get("wait", 0.0) + now - ticket.since

@@ -39,8 +39,8 @@ __all__ = [
     "check_share",
     "count",
     "fraction",
+    "from_spec",
     "fused",
-    "named",
     "names",
     "on_gpu",
     "word",
@@ -76,7 +76,9 @@ def fraction(default: float, zero: bool = False) -> Any:
 
 def word(default: str, *others: str) -> Any:
     """Declare an option that is one of a few words."""
-    return registry.ruled(default, f"allowed are {', '.join((default, *others))}", (default, *others).__contains__)
+    return registry.option_where(
+        default, f"allowed are {', '.join((default, *others))}", (default, *others).__contains__
+    )
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,11 @@ class Sparse(ABC):
         return self.choose(queries, keys, grid_of(rows.to(keys.device), keys.shape[1], self.size, site.replayed), site)
 
     @property
-    def fitted(self) -> bool:
-        """Whether the method needs parameters fitted to a model: `ready` must then be called first."""
+    def needs_fitting(self) -> bool:
+        """Whether the method needs parameters fitted to a model: `for_model` must then be called first."""
         return False
 
-    def ready(self, model: PreTrainedModel) -> Self:
+    def for_model(self, model: PreTrainedModel) -> Self:
         """Return this method with parameters fitted to `model`. Raises BadInput if they belong to another model."""
         return self
 
@@ -163,7 +165,7 @@ class OverSparse(Sparse):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.over, str):
-            object.__setattr__(self, "over", named(self.over))
+            object.__setattr__(self, "over", from_spec(self.over))
 
     @property
     def inner(self) -> Sparse:
@@ -187,11 +189,11 @@ class OverSparse(Sparse):
         return replace(self, over=self.inner.with_threshold(value))
 
     @property
-    def fitted(self) -> bool:
-        return self.inner.fitted
+    def needs_fitting(self) -> bool:
+        return self.inner.needs_fitting
 
-    def ready(self, model: PreTrainedModel) -> Self:
-        return replace(self, over=self.inner.ready(model))
+    def for_model(self, model: PreTrainedModel) -> Self:
+        return replace(self, over=self.inner.for_model(model))
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         return self.inner.operations(heads, rows, length, width)
@@ -202,9 +204,9 @@ def names() -> list[str]:
     return registry.names(__name__)
 
 
-def named(spec: str) -> Sparse:
+def from_spec(spec: str) -> Sparse:
     """Return a method from a spec: `bfla` or `bfla(block=256, mass=0.99)`."""
-    return registry.made(__name__, spec, **FITTED)
+    return registry.make_policy(__name__, spec, **FITTED)
 
 
 def fused(

@@ -24,10 +24,10 @@ CHUNKED = ("quoka",)  # methods that select only among tokens of earlier chunks
 def for_short_prompts(spec: str, length: int) -> str:
     """Return the spec with settings for prompts of `length` tokens; unchanged if its method has none."""
     name = registry.parse(spec)[0]
-    return small(name, 16 if length < 1024 else 32) if name in SETTINGS else spec
+    return for_tile_size(name, 16 if length < 1024 else 32) if name in SETTINGS else spec
 
 
-def small(spec: str, tile: int = 32) -> str:
+def for_tile_size(spec: str, tile: int = 32) -> str:
     """Add settings for tiles of `tile` tokens to a bare name; a spec with options stays unchanged."""
     share = 0.1 if tile <= 16 else 0.01  # of a row's attention; larger for short prompts, whose tiles have more each
     return SETTINGS.get(spec.strip(), spec).format(tile=tile, double=2 * tile, share=share)

@@ -100,7 +100,7 @@ class Bfla(Sparse):
         if kept is None:
             causes = self._causes(self.blocks(queries, keys, grid.rows), grid)
             kept = torch.stack(torch.broadcast_tensors(*causes.values())).any(0) & grid.causal
-            kept = (kept if self.anchor == "chunk" else kept | grid.own).repeat_interleave(group, 0)
+            kept = (kept if self.anchor == "chunk" else kept | grid.own_tiles).repeat_interleave(group, 0)
         return Tiles(kept, self.tile, shared=group)
 
     def _causes(self, found: Tensor, grid: Grid) -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ class Bfla(Sparse):
             local, sink = (max(1, -(-tiles // wide)) for tiles in (self.local, self.sink))
             rule = replace(rule, tile=self.block, local=local, sink=sink)
         unit = Grid(grid.rows, grid.length, rule.tile)
-        causes = tile_selection.causes(found, unit, rule)
+        causes = tile_selection.tiles_by_reason(found, unit, rule)
         if self.anchor == "chunk":
             causes |= _chunk_causes(found, unit, rule)
         if wide == 1:
@@ -120,7 +120,7 @@ class Bfla(Sparse):
         fine = {name: x.repeat_interleave(wide, 1).repeat_interleave(wide, 2) for name, x in coarse.items()}
         return {name: x[:, : grid.shape[0], : grid.shape[1]] for name, x in fine.items()}
 
-    def causes(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> dict[str, Tensor]:
+    def tiles_by_reason(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> dict[str, Tensor]:
         """Return {reason: kept tiles [Hq, I, J] (bool)} for "mass", "local", "sink", "stride" and "random".
 
         Only causal tiles are set. Reasons may overlap, but a rescue ("stride", "random") counts only for tiles that no
@@ -143,7 +143,7 @@ class Bfla(Sparse):
         """Return [H, Lq, Lkv] bool: coarse blocks kept by mass for any head of the group (eq. 12)."""
         score = tile_selection.bfla(queries, keys, self.block, self.flat)
         blocks = Grid(rows, keys.shape[1], self.block)
-        return tile_selection.chosen(score, blocks, self.rule, len(queries) // len(keys), logits=True)
+        return tile_selection.blocks_by_weight(score, blocks, self.rule, len(queries) // len(keys), logits=True)
 
     def shares(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
         """Return block probabilities 𝒜 [Hq, Lq, Lkv] fp32 (eq. 3-9)."""
@@ -154,8 +154,8 @@ class Bfla(Sparse):
 def _chunk_causes(found: Tensor, unit: Grid, rule: TileRule) -> dict[str, Tensor]:
     """Return the causes as in the released code, which counts rows from the start of the chunk, in tiles or blocks."""
     chunk = Grid(torch.arange(len(unit.rows), device=unit.rows.device), unit.length, unit.size)
-    hashed = tile_selection.causes(found, chunk, rule)
-    begin = unit.first[:, None] // unit.size
+    hashed = tile_selection.tiles_by_reason(found, chunk, rule)
+    begin = unit.first_positions[:, None] // unit.size
     local = (unit.columns <= begin) & (unit.columns >= begin - rule.local)
     sink = (unit.columns < max(1, rule.sink))[None, None]
     return {"local": local[None], "sink": sink, "stride": hashed["stride"], "random": hashed["random"]}

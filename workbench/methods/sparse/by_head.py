@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import BadInput
-from workbench.methods.registry import ruled
+from workbench.methods.registry import option_where
 from workbench.methods.sparse import Grid, OverSparse, Site, Tiles, count
 
 DENSE, STREAMING, CHOOSING = "dsc"
@@ -34,7 +34,7 @@ class ByHead(OverSparse):
     h \text{ chooses}: (i, j) \in C_h$$
     """
 
-    kinds: str = ruled("ds", "a letter a head, of d, s and c", _kinds)
+    kinds: str = option_where("ds", "a letter a head, of d, s and c", _kinds)
     sink: int = count(1)
     local: int = count(8)
 
@@ -51,7 +51,7 @@ class ByHead(OverSparse):
         if len(self.kinds) > heads:
             raise BadInput(f"kinds is {self.kinds!r}: {len(self.kinds)} letters for {heads} query heads")
         kinds = (self.kinds * heads)[:heads]
-        streams = (grid.columns < self.sink) | grid.near(self.local)
+        streams = (grid.columns < self.sink) | grid.near_tiles(self.local)
         kept = torch.ones(heads, *grid.shape, dtype=torch.bool, device=keys.device)
         kept[[kind == STREAMING for kind in kinds]] = streams
         columns = None

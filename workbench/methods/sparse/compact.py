@@ -51,7 +51,7 @@ class Compact(OverSparse):
         if on_gpu(kept):
             union = backends.kernel("_select.unite").launch(kept, rows, choice.size, group)
         else:
-            union = grid_of(rows, length, choice.size, replayed).united(kept, group)
+            union = grid_of(rows, length, choice.size, replayed).union_over_groups(kept, group)
         return Tiles(union, choice.size, shared=group, alike=True)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:

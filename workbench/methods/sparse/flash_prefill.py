@@ -59,14 +59,14 @@ class FlashPrefill(Sparse):
         kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule, **means)
         if kept is None:
             score = tile_selection.flash_prefill(queries, keys, grid.rows, self.block)
-            kept = tile_selection.kept(score, grid.rows, grid.length, rule, logits=True)
+            kept = tile_selection.tiles_kept_by(score, grid.rows, grid.length, rule, logits=True)
         return Tiles(kept, self.block)
 
     def _means(self, keys: Tensor, grid: Grid, site: Site, derived: Derived, kernel: Any) -> Any:
         """Return the kernel's mean keys of all blocks; those of earlier chunks are cached with the keys."""
         length, name = keys.shape[1], ("mean keys", self.block)
         if site.replayed:
-            means = derived.room(name, lambda: kernel.pooled(keys[None], self.block))
+            means = derived.get_buffer(name, lambda: kernel.pooled(keys[None], self.block))
             return kernel.pooled(keys[None], self.block, means, grid.rows)
 
         def complete(means: Any, first: int) -> Any:
@@ -74,7 +74,7 @@ class FlashPrefill(Sparse):
                 means, first = None, 0
             return kernel.pooled(keys[None], self.block, means, first, capacity=site.length or length)
 
-        return derived.completed(name, length, complete)
+        return derived.get_updated(name, length, complete)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """Return S normalised over j, [Hq, I, J] fp32; -1 if no row of the query block is after the whole key block."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core.tiling.tile_selection import smallest
-from workbench.core.tiling.tiles import Grid, folded, lines, means
+from workbench.core.tiling.tile_selection import fewest_reaching
+from workbench.core.tiling.tiles import Grid, lines, means, tokens_to_tiles
 from workbench.methods.sparse import Site, Sparse, Tiles, count, fraction
 
 
@@ -43,7 +43,7 @@ class FlexPrefill(Sparse):
         end = Grid(grid.rows[-self.block :], grid.length, self.block)
         columns, diagonals = lines(queries[:, -self.block :], keys, end)
         columns, diagonals = columns / len(end.rows), diagonals / len(end.rows)  # each sums to 1
-        true = folded(columns[..., None], self.block).sum((2, 3))
+        true = tokens_to_tiles(columns[..., None], self.block).sum((2, 3))
         mean_query = queries[:, -self.block :].float().mean(1, keepdim=True)
         pooled = self._pooled(mean_query, keys, grid.causal[-1:])
         aware = divergence(true, pooled[:, 0]).sqrt() < self.tau
@@ -62,22 +62,22 @@ class FlexPrefill(Sparse):
         """Return [Hq, I, J] bool: the blocks with the largest shares, over all query blocks together."""
         each = means(queries, self.block)
         shares = self._pooled(each, keys, grid.causal) / grid.shape[0]
-        return smallest(shares.flatten(1), self.gamma).view_as(shares)
+        return fewest_reaching(shares.flatten(1), self.gamma).view_as(shares)
 
     def _lines(self, true: Tensor, columns: Tensor, diagonals: Tensor, aware: Tensor, grid: Grid) -> Tensor:
         """Return [Hq, I, J] bool: columns and diagonals of blocks, as many as the tokens that sum to gamma would fill.
 
         Query-`aware` heads [Hq] get the minimum number.
         """
-        slash = folded(diagonals[..., None], self.block).sum((2, 3))
+        slash = tokens_to_tiles(diagonals[..., None], self.block).sum((2, 3))
         vertical, near = (self._most(*each, aware) for each in ((true, columns), (slash, diagonals)))
         tiles = grid.columns
         crossed = near[:, (tiles[:, None] - tiles).clamp(min=0)] & (tiles <= tiles[:, None])  # [Hq, P, J]
-        return (grid.own.float() @ crossed.float() > 0) | vertical[:, None]
+        return (grid.own_tiles.float() @ crossed.float() > 0) | vertical[:, None]
 
     def _most(self, blocks: Tensor, tokens: Tensor, aware: Tensor) -> Tensor:
         """Return [Hq, J] bool: the first block and the largest `blocks`, as many as `tokens` [Hq, T] require."""
-        needed = smallest(tokens, self.gamma).sum(-1, keepdim=True).masked_fill(aware[:, None], 0)
+        needed = fewest_reaching(tokens, self.gamma).sum(-1, keepdim=True).masked_fill(aware[:, None], 0)
         count = (-(-needed // self.block)).clamp(min=self.least)
         numbers = torch.arange(blocks.shape[1], device=blocks.device)
         order = blocks.masked_fill(numbers == 0, torch.inf).sort(dim=-1, descending=True, stable=True).indices

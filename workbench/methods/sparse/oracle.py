@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from workbench.core.tiling import tiles as grids
-from workbench.core.tiling.tile_selection import smallest
+from workbench.core.tiling.tile_selection import fewest_reaching
 from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 
@@ -28,7 +28,7 @@ class OracleTiles(Sparse):
     mass: float = fraction(0.95)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        kept = smallest(grids.mass(queries, keys, grid), self.mass, grid.own)
+        kept = fewest_reaching(grids.mass(queries, keys, grid), self.mass, grid.own_tiles)
         return grid.tiles(kept, len(queries))
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from workbench.core.tiling import tiles as grids
 from workbench.engine.attention_backends import choice as backends
-from workbench.engine.attention_backends.listed_columns import rising
+from workbench.engine.attention_backends.listed_columns import rising_indices
 from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction, on_gpu, word
 
 
@@ -65,7 +65,7 @@ class Quoka(Sparse):
         tiles = grid.tiles(nothing, len(queries), seen)
         if site.last and (grid.length - own) % self.block == 0:  # no tile has both rows and past tokens
             if places is None:
-                return replace(tiles, listed=rising(seen, count + own))
+                return replace(tiles, listed=rising_indices(seen, count + own))
             return replace(tiles, listed=torch.cat((places.long(), grid.rows.expand(len(places), -1)), 1))
         return tiles
 

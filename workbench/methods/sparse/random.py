@@ -31,10 +31,10 @@ class RandomTiles(Sparse):
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         device = grid.rows.device
         head = torch.arange(len(queries), device=device)[:, None, None]
-        place = (grid.first[:, None] // self.block << 24) + grid.columns
+        place = (grid.first_positions[:, None] // self.block << 24) + grid.columns
         drawn = _hash(_hash(place + self.seed * 7919) + head + 1009 * site.layer) >> 1 & 0xFFFFFFFF
         kept = drawn < self.share * (1 << 32)
-        return grid.tiles(kept | (grid.columns < self.sink) | grid.near(self.local), len(queries))
+        return grid.tiles(kept | (grid.columns < self.sink) | grid.near_tiles(self.local), len(queries))
 
 
 def _hash(x: Tensor) -> Tensor:

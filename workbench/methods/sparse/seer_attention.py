@@ -16,7 +16,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class SeerAttention(Sparse):
-    r"""Blocks whose gate, a softmax over the key blocks, is at least `threshold`; `ready(model)` loads its weights.
+    r"""Blocks whose gate, a softmax over the key blocks, is at least `threshold`; `for_model(model)` loads its weights.
 
     *Follows the paper, and for the gate released code: `seer_attn/attn_gate.py` of microsoft/SeerAttention.*
 
@@ -46,10 +46,10 @@ class SeerAttention(Sparse):
     trained: Gate | None = field(default=None, repr=False, compare=False)
 
     @property
-    def fitted(self) -> bool:
+    def needs_fitting(self) -> bool:
         return True
 
-    def ready(self, model: PreTrainedModel) -> "SeerAttention":
+    def for_model(self, model: PreTrainedModel) -> "SeerAttention":
         path = Path(self.gate) if self.gate else models.folder(str(model.config.name_or_path)) / seer_gate.FILE
         gate = seer_gate.load(path, model)
         if gate.shape.block != self.block:
@@ -61,7 +61,7 @@ class SeerAttention(Sparse):
             raise BadInput("SeerAttention has no gate yet: call its ready(model) first")
         with torch.no_grad():
             if not self.top:
-                chosen = self.trained.kept(site.layer, queries, keys, grid, site, self.threshold, self.tail)
+                chosen = self.trained.kept_blocks(site.layer, queries, keys, grid, site, self.threshold, self.tail)
                 if chosen is not None:
                     return Tiles(chosen, self.block)
             share = self.trained(site.layer, queries, keys, grid, site).softmax(-1)

@@ -28,5 +28,7 @@ class Strided(Sparse):
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         remainder = grid.columns % self.stride
         own = torch.zeros(grid.shape[0], self.stride, dtype=torch.int32, device=grid.rows.device)
-        kept = own.index_add_(1, remainder, grid.own.int())[:, remainder] > 0  # remainders of the query tile itself
-        return grid.tiles((kept | grid.near(self.local))[None], len(queries))
+        kept = (
+            own.index_add_(1, remainder, grid.own_tiles.int())[:, remainder] > 0
+        )  # remainders of the query tile itself
+        return grid.tiles((kept | grid.near_tiles(self.local))[None], len(queries))

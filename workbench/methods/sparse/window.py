@@ -25,4 +25,4 @@ class Window(Sparse):
     local: int = count(8)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        return grid.tiles(((grid.columns < self.sink) | grid.near(self.local))[None], len(queries))
+        return grid.tiles(((grid.columns < self.sink) | grid.near_tiles(self.local))[None], len(queries))

@@ -15,7 +15,7 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
 from workbench.core.tiling import tile_selection
 from workbench.core.tiling import tiles as grids
-from workbench.core.tiling.tile_selection import TileRule, smallest
+from workbench.core.tiling.tile_selection import TileRule, fewest_reaching
 from workbench.core.utils.files import write_text
 from workbench.core.utils.watched import Progress
 from workbench.engine.assembly import empty
@@ -42,9 +42,9 @@ class Xattention(Sparse):
     stride     S; divides block
     threshold  τ in (0, 1], or a file written by `workbench sparse profile`, with a τ for every layer and head
     column     "counted": column 0 is kept for every row and counted first. "released": as the released code does in
-               the first chunk of its estimate (`estimated`), where the diagonal overwrites the mark of column 0: it is
-               kept without being counted first, and one block is kept beyond those that reach τ. Its later chunks
-               behave as "counted"
+               the first chunk of its estimate (`rows_per_chunk`), where the diagonal overwrites the mark of column 0:
+               it is kept without being counted first, and one block is kept beyond those that reach τ. Its later
+               chunks behave as "counted"
     products   "exact": queries and keys in their dtype. "float8": rounded to float8 (e4m3) first, which a Hopper GPU
                multiplies twice as fast; the selection is close to the exact one, not the same
 
@@ -68,10 +68,10 @@ class Xattention(Sparse):
         check_divides("stride", self.stride, "block", self.block)
 
     @property
-    def fitted(self) -> bool:
+    def needs_fitting(self) -> bool:
         return isinstance(self.threshold, str)
 
-    def ready(self, model: PreTrainedModel) -> "Xattention":
+    def for_model(self, model: PreTrainedModel) -> "Xattention":
         return replace(self, profiled=self._read(model)) if isinstance(self.threshold, str) else self
 
     @property
@@ -90,9 +90,9 @@ class Xattention(Sparse):
         kept = fused("choose_xattention", queries, keys, grid.rows, rule, self.stride, self.bits) if counted else None
         if kept is None:
             score = self.scores(queries, keys, grid)
-            kept = tile_selection.kept(score, grid.rows, grid.length, rule)
+            kept = tile_selection.tiles_kept_by(score, grid.rows, grid.length, rule)
             if not counted:
-                kept = torch.where(in_first_chunk(grid), released(score, grid, rule), kept)
+                kept = torch.where(in_first_chunk(grid), first_chunk_blocks(score, grid, rule), kept)
         return Tiles(kept, self.block)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
@@ -131,7 +131,7 @@ class Xattention(Sparse):
         return thresholds
 
 
-def estimated(length: int) -> int:
+def rows_per_chunk(length: int) -> int:
     """Return the rows per chunk of the released code's estimate, for a prompt of `length` tokens."""
     power = 1 << (length - 1).bit_length()
     return max(2048, min(max(2048, power), (1 << 28) // power))
@@ -139,24 +139,24 @@ def estimated(length: int) -> int:
 
 def in_first_chunk(grid: Grid) -> Tensor:
     """Return [I, 1] bool: query blocks in the first chunk of the released estimate, if the prompt starts at 0."""
-    return (grid.rows[:1] < grid.size) & (grid.first[:, None] < estimated(grid.length))
+    return (grid.rows[:1] < grid.size) & (grid.first_positions[:, None] < rows_per_chunk(grid.length))
 
 
-def released(weights: Tensor, grid: Grid, rule: TileRule) -> Tensor:
+def first_chunk_blocks(weights: Tensor, grid: Grid, rule: TileRule) -> Tensor:
     """Return [Hq, I, J] bool: the blocks that the released code keeps in its first chunk, from weights [Hq, I, J].
 
     It counts the own block and then the others in descending order, each compared with the sum before the previous
     block; column 0 takes the place of every block that is dropped.
     """
     weights = weights.masked_fill(~grid.causal, 0).double()
-    own = weights.masked_fill(~grid.own, 0).sum(-1, keepdim=True)
-    others, order = weights.masked_fill(grid.own, -1).sort(dim=-1, descending=True, stable=True)
+    own = weights.masked_fill(~grid.own_tiles, 0).sum(-1, keepdim=True)
+    others, order = weights.masked_fill(grid.own_tiles, -1).sort(dim=-1, descending=True, stable=True)
     sums = own + others.clamp(min=0).cumsum(-1)
     late = torch.cat((torch.zeros_like(own), own, sums), -1)[..., : weights.shape[-1]]
     share = torch.as_tensor(rule.mass, dtype=torch.float64, device=weights.device).view(-1, 1, 1)
     taken = (late < share * weights.sum(-1, keepdim=True)) | (share >= 1)
     kept = torch.zeros_like(taken).scatter_(-1, order, taken)
-    return (kept | grid.own | (grid.columns == 0)) & grid.causal
+    return (kept | grid.own_tiles | (grid.columns == 0)) & grid.causal
 
 
 @lru_cache(maxsize=256)
@@ -173,7 +173,7 @@ def shares(method: Xattention, queries: Tensor, keys: Tensor, rows: Tensor, cove
     """
     grid = Grid(rows, keys.shape[1], method.block)
     score = method.scores(queries, keys, grid)
-    relevant = smallest(grids.mass(queries, keys, grid), cover)
+    relevant = fewest_reaching(grids.mass(queries, keys, grid), cover)
     least = score.masked_fill(~relevant, torch.inf).amin(-1, keepdim=True)
     return (score * (score >= least)).sum((1, 2)) / score.sum((1, 2))
 

@@ -98,7 +98,7 @@ class Causes:
     precision: Deviation  #: rounded to the stored dtype and re-encoded, compared with re-encoded
 
 
-def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dtype = torch.bfloat16) -> Causes:
+def measure_causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dtype = torch.bfloat16) -> Causes:
     """Measure the three causes for `cached` KV of the context blocks, which a store would hold in the dtype `stored`.
 
     The precision part is 0 unless the model computes with more bits than `stored` has.
@@ -118,7 +118,7 @@ def _rounded(kv: KV, dtype: torch.dtype) -> KV:
 
 
 @dataclass(frozen=True)
-class Repair:
+class RepairDeviation:
     """Squared deviation from full attention [T, L] of all tokens of a prompt, before and after recomputing `rows`."""
 
     before: Tensor  #: with the question computed over the unchanged cache
@@ -132,18 +132,20 @@ class Repair:
         return _left(self.before[: self.question], self.after[: self.question])
 
     @property
-    def chosen(self) -> Tensor:
+    def recomputed_left(self) -> Tensor:
         """[L] share of the recomputed tokens' squared deviation that is left, because they attend to stale tokens."""
         return _left(self.before[self.rows], self.after[self.rows])
 
     @property
-    def asked(self) -> Tensor:
+    def question_left(self) -> Tensor:
         """[L] share of the question's squared deviation that is left."""
         return _left(self.before[self.question :], self.after[self.question :])
 
 
-def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Tensor], truth: KV) -> list[Repair]:
-    """Recompute each choice of context rows [R] in a copy of the assembled `kv`, and return one `Repair` per choice.
+def repair(
+    model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Tensor], truth: KV
+) -> list[RepairDeviation]:
+    """Recompute each choice of context rows [R] in a copy of the assembled `kv`; return a `RepairDeviation` for each.
 
     `truth` is the KV of the whole prompt under full attention.
     """
@@ -152,7 +154,7 @@ def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Ten
     prefill_many(model, requests)
     before, *after = (squared(request.kv, truth) for request in requests)
     start = prompt.starts[-1]
-    return [Repair(before, left, rows, start) for left, rows in zip(after, choices, strict=True)]
+    return [RepairDeviation(before, left, rows, start) for left, rows in zip(after, choices, strict=True)]
 
 
 def _left(before: Tensor, after: Tensor) -> Tensor:
@@ -197,13 +199,13 @@ CAUSES = {  # field of `Causes` → description
 
 
 def cause_records(model: PreTrainedModel, prompts: Sequence[Prompt], cached: Sequence[KVs]) -> Records:
-    """Measure `causes` of each prompt: records {prompt, cause, name, part (keys or values), at (layer), mean}.
+    """Measure `measure_causes` of each prompt: records {prompt, cause, name, part (keys or values), at (layer), mean}.
 
     `mean` is the relative L2 error over heads and tokens after the first passage, which lacks no context.
     """
     records = []
     for index, (prompt, kvs) in enumerate(zip(prompts, cached, strict=True)):
-        measured = causes(model, prompt, kvs)
+        measured = measure_causes(model, prompt, kvs)
         for cause, name in CAUSES.items():
             for part in ("keys", "values"):
                 errors = getattr(getattr(measured, cause), part)[prompt.starts[2] :].nanmean((0, 2))
@@ -219,8 +221,8 @@ def mean_causes(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 def repairs(
     model: PreTrainedModel, prompts: Sequence[Prompt], cached: KVs, rows: Mapping[str, Sequence[Tensor]], exact: KVs
-) -> dict[str, list[Repair]]:
-    """Recompute the `rows` that each selector chose, one tensor per prompt: a `Repair` per prompt, by selector."""
+) -> dict[str, list[RepairDeviation]]:
+    """Recompute the `rows` that each selector chose, a tensor per prompt: {selector: [RepairDeviation]}."""
     choices = zip(*rows.values(), strict=True)
     by_prompt = [repair(model, *each) for each in zip(prompts, cached, choices, exact, strict=True)]
     return {spec: [measured[i] for measured in by_prompt] for i, spec in enumerate(rows)}
@@ -233,7 +235,7 @@ PARTS = {  # field of `Repair` → title
 }
 
 
-def repair_records(repairs: Mapping[str, Sequence[Repair]]) -> Records:
+def repair_records(repairs: Mapping[str, Sequence[RepairDeviation]]) -> Records:
     """Return the share of the deviation that is left, mean over prompts.
 
     Records {name (selector), at (layer from 1), mean, low, high, n, part}.

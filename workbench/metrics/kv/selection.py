@@ -93,7 +93,7 @@ def _mean_overlap(a: list[set[int]], b: list[set[int]], measure: str) -> float:
     return float(np.mean(shares)) if shares else float("nan")
 
 
-def chosen(rows: Tensor, prompt: Prompt) -> Tensor:
+def selection_mask(rows: Tensor, prompt: Prompt) -> Tensor:
     """Return [T] of the context tokens: 1 where a token is among `rows`, else 0."""
     return torch.zeros(prompt.starts[-1]).index_fill_(0, rows, 1.0)
 

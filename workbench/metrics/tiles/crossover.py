@@ -55,12 +55,12 @@ class Operations:
     choice: float  #: the selection itself
 
     @property
-    def saved(self) -> float:
+    def saved_share(self) -> float:
         """Share of a dense prefill that is saved; negative if the sparse prefill costs more."""
         return (self.dense - self.kept - self.choice) / (self.linear + self.dense)
 
 
-def forced(method: Sparse, length: int, chunk: int | None = None) -> float:
+def forced_share(method: Sparse, length: int, chunk: int | None = None) -> float:
     """Return the share of the causal pairs that the method keeps whatever the scores are: sinks, windows, full rows.
 
     Counts the pairs that each of 8 heads of random states keeps at the sparsest threshold. A method that selects
@@ -86,7 +86,7 @@ def forced(method: Sparse, length: int, chunk: int | None = None) -> float:
 class Floor:
     """Share of the causal pairs that a method keeps by rule, as a function of prompt length.
 
-    `counted` holds `forced` at PROBES. Between these lengths, the share is interpolated over the logarithm of the
+    `counted` holds `forced_share` at PROBES. Between these lengths, the share is interpolated over the logarithm of the
     length. Beyond them, it follows a + b / length + c / length², fitted to the last three counts: pairs kept at a fixed
     rate, lines of tiles, and corners.
     """
@@ -96,9 +96,9 @@ class Floor:
     @classmethod
     def of(cls, method: Sparse, chunk: int | None = None) -> "Floor":
         """Count at PROBES."""
-        return cls(tuple(forced(method, length, chunk) for length in PROBES))
+        return cls(tuple(forced_share(method, length, chunk) for length in PROBES))
 
-    def at(self, length: int) -> float:
+    def share_at(self, length: int) -> float:
         """Return the share of the causal pairs of a prompt of `length` tokens."""
         if length <= PROBES[-1]:
             return float(np.interp(np.log(length), np.log(PROBES), self.counted))
@@ -108,7 +108,7 @@ class Floor:
 
     def density(self, length: int, chosen: float) -> float:
         """Return the share of causal pairs that is kept, if the method keeps `chosen` of those that it may drop."""
-        return self.at(length) + (1 - self.at(length)) * chosen
+        return self.share_at(length) + (1 - self.share_at(length)) * chosen
 
 
 def operations(
@@ -142,7 +142,7 @@ def crossover(
         raise BadInput(f"chosen {chosen} and gain {gain} are shares, from 0 to 1")
     shortest = None
     for length in reversed(LENGTHS):
-        if operations(model, method, length, floor.density(length, chosen), chunk).saved <= gain:
+        if operations(model, method, length, floor.density(length, chosen), chunk).saved_share <= gain:
             break
         shortest = length
     return shortest
@@ -159,8 +159,8 @@ def times(
 ) -> Iterator[dict[str, Any]]:
     """Time each method's selection in one layer on random states: records {name, length, seconds, forced}.
 
-    The record with name "" is dense causal attention itself. `forced` is the share that is kept by rule. Seconds are
-    medians of `repeats` after one warm-up.
+    The record with name "" is dense causal attention itself. `forced` is the share that is kept by rule
+    (`forced_share`). Seconds are medians of `repeats` after one warm-up.
     """
     for length in lengths:
         draw = torch.Generator().manual_seed(length)
@@ -172,7 +172,7 @@ def times(
         jobs |= {name: partial(method, queries, keys, rows, Site(0, length)) for name, method in methods.items()}
         for name, job in jobs.items():
             seconds = measure(repeat(job, repeats), torch.device(device), warm_up=1).p50
-            share = forced(methods[name], length) if name else 1.0
+            share = forced_share(methods[name], length) if name else 1.0
             yield {"name": name, "length": length, "seconds": seconds, "forced": share}
 
 
@@ -183,7 +183,7 @@ def costs(model: CrossoverModel, settings: Sequence[Mapping[str, Any]]) -> list[
     """
     read = [r["union"] if r["sparse"].startswith("compact") else r["density"] for r in settings]
     return [
-        sum(attention_share(model, sparse.named(r["sparse"]), int(r["prompt_tokens"]), density, _chunk(r["chunk"])))
+        sum(attention_share(model, sparse.from_spec(r["sparse"]), int(r["prompt_tokens"]), density, _chunk(r["chunk"])))
         for r, density in zip(settings, read, strict=True)
     ]
 
@@ -213,11 +213,11 @@ def crossings(
     """
     records = []
     for spec, chunk in cases.items():
-        method = sparse.named(spec)
+        method = sparse.from_spec(spec)
         floor = Floor.of(method, chunk)
         last = list(models.values())[-1]
         read, choice = attention_share(last, method, length, floor.density(length, chosen), chunk)
-        row = {"spec": spec, "chunk": chunk, "forced": floor.at(2048), "forced_long": floor.at(length)}
+        row = {"spec": spec, "chunk": chunk, "forced": floor.share_at(2048), "forced_long": floor.share_at(length)}
         pays = {name: crossover(model, method, floor, chosen, gain, chunk) for name, model in models.items()}
         records.append({**row, "read": read, "choice": choice, **pays})
     return records

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods.sparse import Sparse
-from workbench.metrics.tiles.sparsity import scaled
+from workbench.metrics.tiles.sparsity import scale_queries
 from workbench.metrics.tiles.tile_states import States
 
 
@@ -37,7 +37,7 @@ class Rankings:
             chosen.append(mask)
         return chosen[0], chosen[1]
 
-    def missed(self, budget: float) -> float:
+    def missed_share(self, budget: float) -> float:
         """Return the share of the keys largest by peak that are not among those largest by mean."""
         by_mean, by_peak = self.largest(budget)
         return float((by_peak & ~by_mean).sum() / by_peak.sum())
@@ -98,7 +98,7 @@ def error_bounds(
     """Measure each query head of a layer at each threshold: records {threshold, head, density, error, bound}."""
     request = all_rows(model, tokens, return_queries=(layer,))
     (output,) = prefill_many(model, [request], logits_to_keep=1)
-    queries, keys, values = scaled(model, layer, output), request.kv.keys[layer], request.kv.values[layer]
+    queries, keys, values = scale_queries(model, layer, output), request.kv.keys[layer], request.kv.values[layer]
     rows, group = torch.arange(len(tokens), device=keys.device), len(queries) // len(keys)
     masks = {at: method.with_threshold(at)(queries, keys, rows).visible(len(rows), len(rows)) for at in thresholds}
     records = []

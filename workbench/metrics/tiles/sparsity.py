@@ -88,7 +88,7 @@ def of_rows(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, method:
     wait(queries.device)
     seconds, grid = perf_counter() - start, Grid(rows, keys.shape[1], tiles.size)
     paged, pairs = tiles.paged().kept, grid.pairs()
-    kept, union = paged & grid.causal, grid.united(paged, compact.group(len(queries), len(keys)))
+    kept, union = paged & grid.causal, grid.union_over_groups(paged, compact.group(len(queries), len(keys)))
     sums = {"pairs": pairs.sum(), "causal": grid.causal.sum(), "rows": torch.tensor(len(rows))}
     shared = {name: x.to(pairs.device).double().expand(len(queries)) for name, x in sums.items()}
     measures = {"tiles": kept.sum((1, 2)), "union": (union * pairs).sum((1, 2))}
@@ -104,7 +104,7 @@ def _pairs(tiles: Tiles, grid: Grid, pairs: Tensor) -> Tensor:
         return total
     keys = torch.arange(grid.length, device=grid.rows.device)
     for part in grid.chunks(len(tiles.kept) * -(-grid.length // grid.size)):  # single columns outside kept tiles
-        above = grid.folded((grid.rows[part, None] >= keys).int()).sum(1)  # [i, T] queries that attend to a key
+        above = grid.rows_to_tiles((grid.rows[part, None] >= keys).int()).sum(1)  # [i, T] queries that attend to a key
         kept = tiles.kept[:, part.start // grid.size :][:, : len(above)].repeat_interleave(grid.size, 2)
         total += ((tiles.columns[:, None] & ~kept[..., : grid.length]) * above).sum((1, 2))
     return total
@@ -120,7 +120,7 @@ def _attention_kept(
     for part, share in attention(queries, keys, grid):
         dense = share @ wide
         by_tile = pad(share, (0, -grid.length % grid.size)).unflatten(-1, (-1, grid.size)).sum(-1)
-        order = grid.folded(by_tile).sum(2).sort(dim=-1, descending=True, stable=True).indices  # [Hq, i, J]
+        order = grid.rows_to_tiles(by_tile).sum(2).sort(dim=-1, descending=True, stable=True).indices  # [Hq, i, J]
         tiles = slice(part.start // grid.size, part.start // grid.size + order.shape[1])
         kept_weights = share * _visible(choice, tiles, part.stop - part.start, grid)
         mass, chosen = kept_weights.sum(-1), kept[:, tiles]
@@ -208,7 +208,7 @@ def by_layer(
 ) -> dict[int, Counts]:
     """Count what a method keeps in each layer of full attention, from the queries and `kv` of a dense prefill."""
     layers = whole_layers(model, len(kv))
-    return {layer: of_layer(scaled(model, layer, dense), kv, layer, method, chunk) for layer in layers}
+    return {layer: of_layer(scale_queries(model, layer, dense), kv, layer, method, chunk) for layer in layers}
 
 
 def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[float, float, bool]:
@@ -220,7 +220,7 @@ def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[floa
     return max(0.0, float(gap.mean())), float(same.float().mean()), bool(same[-1])
 
 
-def scaled(model: PreTrainedModel, layer: int, step: PrefillOutput) -> Tensor:
+def scale_queries(model: PreTrainedModel, layer: int, step: PrefillOutput) -> Tensor:
     """Return a prefill's queries [Hq, R, D], scaled so that logits are queries · keys / sqrt(D) in any model."""
     queries = step.queries[layer]
     own = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None)

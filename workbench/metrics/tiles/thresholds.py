@@ -22,7 +22,7 @@ from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import Records, exact_match, wilson
 from workbench.metrics.tiles.sparsity import Methods, compared
-from workbench.metrics.tiles.tile_recall import chosen
+from workbench.metrics.tiles.tile_recall import select_by
 from workbench.metrics.tiles.tile_states import States, dense_states
 from workbench.models.loading import Loaded
 
@@ -159,13 +159,13 @@ def search(
 
 def _kept(states: Sequence[States], method: Sparse, chunk: int | None) -> tuple[float, float]:
     """Return density and attention mass, mean over prompts, layers and heads."""
-    choices = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
+    choices = [select_by(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
     density = torch.stack([choice.density() for choice in choices]).mean()
-    mass = torch.stack([choice.held() for choice in choices]).mean()
+    mass = torch.stack([choice.mass_kept() for choice in choices]).mean()
     return float(density), float(mass)
 
 
-def answered(
+def search_and_answer(
     loaded: Loaded,
     samples: Sequence[Sample],
     prompts: Sequence[Prompt],
@@ -179,10 +179,10 @@ def answered(
     kl      divergence of the next token from that of dense attention (nats), mean over prompts
     right   answers that match those of `samples`; all three are None if no threshold keeps enough
     """
-    records = search(loaded[0], prompts, {spec: sparse.named(spec) for spec in specs}, keep, chunk)
+    records = search(loaded[0], prompts, {spec: sparse.from_spec(spec) for spec in specs}, keep, chunk)
     values = {r["method"]: r["value"] for r in records if r["value"] is not None}
-    settings = {spec: sparse.named(spec).with_threshold(value) for spec, value in values.items()}
-    settings["dense"] = sparse.named("dense")
+    settings = {spec: sparse.from_spec(spec).with_threshold(value) for spec, value in values.items()}
+    settings["dense"] = sparse.from_spec("dense")
     outcomes = [compare(loaded, prompt, settings, chunk) for prompt in prompts]
     dense = {"method": "dense", "option": "", "value": None, "density": 1.0, "mass": 1.0}
     return [r | _answers([o[r["method"]] for o in outcomes if r["method"] in o], samples) for r in [*records, dense]]

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
-from workbench.core.tiling.tile_selection import smallest
+from workbench.core.tiling.tile_selection import fewest_reaching
 from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.bfla import Bfla
@@ -23,7 +23,7 @@ from workbench.metrics.tiles.tile_states import States, Union
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class SelectedTiles:
     """Tiles selected in one layer of a prompt. Single columns (vertical-slash, QUOKA) count as their tiles."""
 
     tiles: Tiles
@@ -47,44 +47,47 @@ class Chosen:
         pairs = self.grid.pairs()
         return (self.kept * pairs).sum((1, 2)).double() / pairs.sum()
 
-    def held(self, some: Tensor | None = None) -> Tensor:
+    def mass_kept(self, some: Tensor | None = None) -> Tensor:
         """Return [Hq]: attention within the kept tiles (or within `some` [Hq, I, J] bool), mean over queries."""
-        count = self.grid.folded(torch.ones(len(self.grid.rows), 1, device=self.grid.rows.device)).sum((1, 2))
+        count = self.grid.rows_to_tiles(torch.ones(len(self.grid.rows), 1, device=self.grid.rows.device)).sum((1, 2))
         share = (self.mass * (self.kept if some is None else some)).sum(-1).double()
         return (share * count).sum(1) / count.sum()
 
-    def lost(self) -> Tensor:
+    def mass_lost(self) -> Tensor:
         """Return [Hq]: attention within tiles that are needed and dropped, mean over queries."""
-        return self.held(self.missed)
+        return self.mass_kept(self.missed)
 
     def record(self) -> dict[str, float]:
         """Return the means over heads; `lowest` is of the head that keeps the least attention."""
-        held = self.held()
+        held = self.mass_kept()
         values = {"density": self.density().mean(), "mass": held.mean(), "lowest": held.min()}
         missed = self.missed.sum((1, 2)) / self.grid.causal.sum()
-        values |= {"missed": missed.mean(), "missed_mass": self.lost().mean()}
+        values |= {"missed": missed.mean(), "missed_mass": self.mass_lost().mean()}
         return {name: float(value) for name, value in values.items()} | {"seconds": self.seconds}
 
 
-def chosen(states: States, layer: int, method: Sparse, share: float = 0.8, chunk: int | None = None) -> Chosen:
+def select_by(
+    states: States, layer: int, method: Sparse, share: float = 0.8, chunk: int | None = None
+) -> SelectedTiles:
     """Select tiles for the whole prompt with `method` (ready for the model), at once or in chunks of whole tiles.
 
-    The `needed` tiles hold `share` of the attention. Raises BadInput for a chunk that is not a multiple of the tile.
+    Needed tiles (`select_by_oracle`) hold `share` of the attention. Raises BadInput for a chunk that is not a
+    multiple of the tile.
     """
     if chunk is not None and (chunk < 1 or chunk % method.size):
         raise BadInput(f"chunk {chunk} is no multiple of {method.size}, the tile of the method")
     start = perf_counter()
     tiles = choice(states, layer, method, chunk)
     seconds = perf_counter() - start
-    best = needed(states, layer, tiles.size, share)
+    best = select_by_oracle(states, layer, tiles.size, share)
     return replace(best, tiles=tiles, seconds=seconds)
 
 
-def needed(states: States, layer: int, size: int, share: float = 0.8) -> Chosen:
+def select_by_oracle(states: States, layer: int, size: int, share: float = 0.8) -> SelectedTiles:
     """Select as an oracle: the fewest tiles of `size` that hold `share` of the attention of each query tile."""
     truth, grid = states.mass(layer, size), states.grid(size)
-    best = smallest(truth, share, grid.own) & grid.causal
-    return Chosen(Tiles(best, size), grid, truth, best, 0.0)
+    best = fewest_reaching(truth, share, grid.own_tiles) & grid.causal
+    return SelectedTiles(Tiles(best, size), grid, truth, best, 0.0)
 
 
 def choice(states: States, layer: int, method: Sparse, chunk: int | None = None) -> Tiles:
@@ -111,16 +114,16 @@ class TileWindow:
     needed: Tensor  #: [i, j] bool
     causal: Tensor  #: [i, j] bool
 
-    def at(self, keys: slice) -> "TileWindow":
+    def over_keys(self, keys: slice) -> "TileWindow":
         """Return the same rows over the key tiles `keys`."""
         tensors = (x[:, keys] for x in (self.mass, self.kept, self.needed, self.causal))
         return TileWindow(self.rows, keys, self.size, *tensors)
 
-    def held(self) -> float:
+    def mass_kept(self) -> float:
         """Return the attention within kept tiles, mean over query tiles."""
         return float((self.mass * self.kept).sum(1).mean())
 
-    def missed(self) -> float:
+    def mass_missed(self) -> float:
         """Return the attention within tiles that are needed and dropped."""
         return float((self.mass * (self.needed & ~self.kept)).sum(1).mean())
 
@@ -128,7 +131,7 @@ class TileWindow:
 def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, share: float = 0.8) -> TileWindow:
     """Compare the exact attention of the query tiles `rows` of one head with `tiles`; no other tiles are computed."""
     grid, truth = states.grid(tiles.size, rows), states.mass_of(layer, head, rows, tiles.size)
-    best, kept = smallest(truth, share, grid.own), tiles.kept[head, rows] & grid.causal
+    best, kept = fewest_reaching(truth, share, grid.own_tiles), tiles.kept[head, rows] & grid.causal
     return TileWindow(rows, slice(0, grid.shape[1]), tiles.size, truth, kept, best, grid.causal)
 
 
@@ -145,28 +148,32 @@ def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
     """Find the rules that keep each tile, and what each adds to the preceding ones, mean over query heads."""
     group = states.heads // states.kv_heads
     grid, truth = states.grid(method.size), states.mass(layer, method.size)
-    by_rule = method.causes(states.queries[layer], states.keys[layer], grid.rows)
+    by_rule = method.tiles_by_reason(states.queries[layer], states.keys[layer], grid.rows)
     before, added = torch.zeros_like(truth, dtype=torch.bool), {}
     for name, kept in by_rule.items():
-        new = Chosen(Tiles(kept & ~before, method.size), grid, truth, before, 0.0)
-        added[name] = float(new.density().mean()), float(new.held().mean())
+        new = SelectedTiles(Tiles(kept & ~before, method.size), grid, truth, before, 0.0)
+        added[name] = float(new.density().mean()), float(new.mass_kept().mean())
         before = before | kept
     return BflaRules({name: kept[::group] for name, kept in by_rule.items()}, grid.causal, added)
 
 
-Layers = Mapping[int, Chosen]  # by layer number
+Layers = Mapping[int, SelectedTiles]  # by layer number
 ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of attention that the oracle curve keeps
 UNION_STEPS = ("choice", "query blocks", "heads", "chunk")  # of CompactAttention, see `Union.densities`
 
 
-def by_layer(states: States, methods: Methods, share: float = 0.8) -> dict[str, dict[int, Chosen]]:
+def by_layer(states: States, methods: Methods, share: float = 0.8) -> dict[str, dict[int, SelectedTiles]]:
     """Select tiles for the whole prompt with each method, in each layer: {method: {layer: choice}}."""
-    return {name: {i: chosen(states, i, method, share) for i in states.layers} for name, method in methods.items()}
+    return {name: {i: select_by(states, i, method, share) for i in states.layers} for name, method in methods.items()}
 
 
 def shares(choices: Mapping[str, Layers]) -> dict[str, dict[str, Tensor]]:
     """Return {"density", "attention" (kept) and "missed" (needed and dropped): {method: [L, Hq] fp64}}."""
-    measures = {"density": Chosen.density, "attention": Chosen.held, "missed": Chosen.lost}
+    measures = {
+        "density": SelectedTiles.density,
+        "attention": SelectedTiles.mass_kept,
+        "missed": SelectedTiles.mass_lost,
+    }
     return {
         measure: {name: torch.stack([of(choice) for choice in layers.values()]) for name, layers in choices.items()}
         for measure, of in measures.items()
@@ -218,15 +225,15 @@ def threshold_records(states: States, methods: Methods, size: int, share: float 
     for name, method in methods.items():
         option, values = method.threshold_steps
         for value in values:
-            choices = [chosen(states, i, method.with_threshold(value), share) for i in states.layers]
+            choices = [select_by(states, i, method.with_threshold(value), share) for i in states.layers]
             records.append({"method": name, "option": option, "value": value, **_mean(choices)})
     for held in ORACLE:
-        choices = [needed(states, i, size, held) for i in states.layers]
+        choices = [select_by_oracle(states, i, size, held) for i in states.layers]
         records.append({"method": "oracle", "option": "mass", "value": held, **_mean(choices)})
     return records
 
 
-def _mean(choices: Sequence[Chosen]) -> dict[str, float]:
+def _mean(choices: Sequence[SelectedTiles]) -> dict[str, float]:
     records = [choice.record() for choice in choices]
     return {name: float(np.mean([r[name] for r in records])) for name in records[0]}
 
@@ -250,7 +257,7 @@ def union_records(unions: Mapping[int, Union]) -> Records:
 
 
 @dataclass(frozen=True, eq=False)
-class Framed:
+class WindowSelection:
     """Tiles selected for a long prompt, and the exact attention of some of its queries."""
 
     tiles: Tiles
@@ -261,10 +268,10 @@ class Framed:
         """Return {head, seconds, tiles, density, attention, missed}; the last two are of the queries in the frame."""
         kept, side = int(self.tiles.kept[head].sum()), self.tiles.kept.shape[1]
         record = {"head": head, "seconds": self.seconds, "tiles": kept, "density": kept / (side * (side + 1) / 2)}
-        return record | {"attention": self.frames[head].held(), "missed": self.frames[head].missed()}
+        return record | {"attention": self.frames[head].mass_kept(), "missed": self.frames[head].mass_missed()}
 
 
-def framed(states: States, method: Sparse, tokens: int, share: float = 0.8) -> Framed:
+def measure_window(states: States, method: Sparse, tokens: int, share: float = 0.8) -> WindowSelection:
     """Select tiles in layer 0 of a long prompt, and compute the exact attention of `tokens` queries at 90% of it."""
     start = perf_counter()
     tiles = choice(states, 0, method)
@@ -273,4 +280,6 @@ def framed(states: States, method: Sparse, tokens: int, share: float = 0.8) -> F
     side = min(tokens // tiles.size, count)
     first = max(0, min(int(count * 0.9) - side // 2, count - side))
     rows = slice(first, first + side)
-    return Framed(tiles, seconds, [window(states, 0, head, tiles, rows, share) for head in range(states.heads)])
+    return WindowSelection(
+        tiles, seconds, [window(states, 0, head, tiles, rows, share) for head in range(states.heads)]
+    )

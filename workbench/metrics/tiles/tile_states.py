@@ -14,7 +14,7 @@ from workbench.engine.attention_maps import whole_layers
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics.tiles.sparsity import scaled
+from workbench.metrics.tiles.sparsity import scale_queries
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def dense_states(model: PreTrainedModel, tokens: Tensor) -> States:
         raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")
     request = all_rows(model, tokens, return_queries=layers)
     (output,) = prefill_many(model, [request], logits_to_keep=1)
-    return States({i: scaled(model, i, output) for i in layers}, {i: request.kv.keys[i] for i in layers})
+    return States({i: scale_queries(model, i, output) for i in layers}, {i: request.kv.keys[i] for i in layers})
 
 
 def synthetic_states(length: int, seed: int = 0, topics: int = 12) -> States:
@@ -144,7 +144,7 @@ def union(states: States, layer: int, method: Sparse, rows: slice, heads: int = 
     at = torch.arange(rows.start, rows.stop, device=keys.device)
     tiles = method(queries, keys, at, Site(layer, len(states))).paged()
     group, grid = heads or len(queries) // len(keys), Grid(at, rows.stop, tiles.size)
-    kept, own = tiles.kept & grid.causal, grid.own.any(0)
+    kept, own = tiles.kept & grid.causal, grid.own_tiles.any(0)
     by_head = tiles.over_queries().kept[:, 0]
     by_group = tiles.union(group).kept[::group, 0]
     pages = by_group | own

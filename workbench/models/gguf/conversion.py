@@ -21,7 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import digest, folder_atomically, need_room
 from workbench.models import families
-from workbench.models.gguf.header import VERSION, Header, read
+from workbench.models.gguf.header import VERSION, Header, read_header
 from workbench.models.gguf.pretokenizers import SPLITTINGS
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -37,7 +37,7 @@ def convert(file: str | Path, folder: str | Path) -> Path:
     """
     if Path(folder).exists():
         raise BadInput(f"{folder} is there already: a new folder is needed")
-    return write(read(file), Path(folder))
+    return write(read_header(file), Path(folder))
 
 
 def write(header: Header, path: Path, note: str | None = None, origin: Mapping[str, str] | None = None) -> Path:

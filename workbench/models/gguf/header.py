@@ -25,7 +25,7 @@ DAMAGED = (ValueError, KeyError, IndexError, OverflowError, MemoryError, OSError
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata and tensor sizes of a GGUF file, from `read`."""
+    """Metadata and tensor sizes of a GGUF file, from `read_header`."""
 
     file: Path
     values: dict[str, Any]  #: metadata by name, without arrays
@@ -70,7 +70,7 @@ def _bits(kind: str) -> str:
     return next(iter(re.findall(r"\d+", kind)), kind)
 
 
-def read(file: str | Path) -> Header:
+def read_header(file: str | Path) -> Header:
     """Read the header of a GGUF file.
 
     Raises BadInput for another kind of file, a damaged or truncated file, and one that cannot be converted.

@@ -65,11 +65,11 @@ def save(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a folder's model with its int8 weights, and the report of `filled`."""
-    return filled(folder, unpack(load_file(folder / COMPACT)), dtype)
+    """Return a folder's model with its int8 weights, and the report of `load_compact`."""
+    return load_compact(folder, unpack(load_file(folder / COMPACT)), dtype)
 
 
-def filled(folder: Path, weights: dict[str, Tensor], dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+def load_compact(folder: Path, weights: dict[str, Tensor], dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return a folder's model with these weights, and a report of missing or misshapen weights.
 
     The report has the form of `from_pretrained`'s loading info. `dtype` "auto" is that of the config.

@@ -26,7 +26,7 @@ LEVEL = 9  # zlib level for the smallest files
 OF_BASE, OF_MODEL = "base_weights", "weights"  # keys in the file's metadata, in addition to BASE
 
 
-def ordered(bits: np.ndarray) -> np.ndarray:
+def sortable_bits(bits: np.ndarray) -> np.ndarray:
     """Map the bits of bf16 numbers (int16) to integers in the order of their values; the map is its own inverse."""
     mapped: np.ndarray = np.where(bits < 0, bits ^ 0x7FFF, bits)
     return mapped
@@ -34,7 +34,7 @@ def ordered(bits: np.ndarray) -> np.ndarray:
 
 def encode(weights: np.ndarray, base: np.ndarray) -> tuple[bytes, bytes]:
     """Compress the difference of two arrays of bf16 bits (int16), which may overflow; return (low, high) bytes."""
-    delta = ordered(weights) - ordered(base)
+    delta = sortable_bits(weights) - sortable_bits(base)
     zigzag = ((delta << 1) ^ (delta >> 15)).view(np.uint16)
     low, high = (zigzag & 0xFF).astype(np.uint8), (zigzag >> 8).astype(np.uint8)
     return zlib.compress(low.tobytes(), LEVEL), zlib.compress(high.tobytes(), LEVEL)
@@ -47,7 +47,7 @@ def decode(low: bytes, high: bytes, base: np.ndarray) -> np.ndarray:
         raise ValueError(f"{len(planes[0])} and {len(planes[1])} bytes for {len(base)} weights")
     zigzag = planes[0] | planes[1] << 8
     delta = ((zigzag >> 1) ^ -(zigzag & 1).astype(np.int16).view(np.uint16)).view(np.int16)
-    return ordered(delta + ordered(base))
+    return sortable_bits(delta + sortable_bits(base))
 
 
 def save(model: str | Path, out: Path, base: str) -> None:

@@ -30,7 +30,7 @@ class SoftTokens:
     links: int = 0
 
     @classmethod
-    def last(cls, counts: Sequence[int]) -> "SoftTokens":
+    def at_end_of(cls, counts: Sequence[int]) -> "SoftTokens":
         """Return soft tokens with these counts and negative ids, counted from the end of the embedding table."""
         return cls(-sum(counts), *counts)
 
@@ -46,7 +46,7 @@ class SoftTokens:
         b = a + self.trailer
         return tuple(range(self.first, a)), tuple(range(a, b)), tuple(range(b, b + self.links))
 
-    def around(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def wrap_passage(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens of a passage between its soft tokens; a passage that has them is returned unchanged."""
         if max(tokens[0], tokens[-1]) >= self.first:
             return tuple(tokens)
@@ -87,7 +87,7 @@ def grow(model: PreTrainedModel, parts: Sequence[Tensor]) -> None:
     model.config.soft_tokens = [len(part) for part in parts]
 
 
-def drawn(model: PreTrainedModel, counts: Sequence[int]) -> list[Tensor]:
+def sample_embeddings(model: PreTrainedModel, counts: Sequence[int]) -> list[Tensor]:
     """Sample initial soft tokens, `counts` per part, with the mean and standard deviation of the embeddings."""
     weight = embeddings(model).weight
     mean, std = weight.detach().mean(0), weight.detach().std(0)

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from workbench.plots.attention.masks import names
 from workbench.plots.marks.elements import block_axis, block_edges, frames, head_menu, layer_slider, of_head
 from workbench.plots.marks.styles import MODE_NAMES
-from workbench.plots.marks.theme import RULE, SEQUENTIAL, Notes, block_colour, finish, panel_titles
+from workbench.plots.marks.theme import RULE, SEQUENTIAL, FigureTexts, block_colour, finish, panel_titles
 
 
 def attention(
@@ -21,7 +21,7 @@ def attention(
     layer: int = -1,
     head: int = -1,
     marked: Collection[int] = (),
-    **notes: Unpack[Notes],
+    **notes: Unpack[FigureTexts],
 ) -> go.Figure:
     """Draw the last token's attention to every token: one row of bars per mode, head menu, layer slider.
 
@@ -63,7 +63,7 @@ def attention(
     return finish(fig, title="Attention of the answer-predicting token", height=height, above=62, below=128, **notes)
 
 
-def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpack[Notes]) -> go.Figure:
+def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpack[FigureTexts]) -> go.Figure:
     """Draw the attention between blocks: one panel per mode, head menu, layer slider.
 
     `mass` mode → float32 [L, H, B, B]: mean share of attention from one block's tokens to another block; exact zeros

@@ -12,20 +12,20 @@ from plotly.subplots import make_subplots
 
 from workbench.core.blocks import Prompt
 from workbench.core.masks import causal
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.plots.marks.elements import block_axis, block_edges, steps
 from workbench.plots.marks.theme import (
     FAINT,
     PAPER,
     RULE,
-    Notes,
+    FigureTexts,
     block_colour,
-    escaped,
+    escape_text,
     finish,
-    pale,
+    lighten,
     panel_titles,
 )
-from workbench.plots.tiles.reduce import MaskRule, firsts, shares, visible_pairs
+from workbench.plots.tiles.reduce import MaskRule, cell_starts, shares, visible_pairs
 
 COLUMNS, GAP = 3, 0.05
 
@@ -44,7 +44,7 @@ class MaskPanel:
 
 
 def masks(
-    panels: Sequence[MaskPanel], tokens: Sequence[str], block_of: np.ndarray, **notes: Unpack[Notes]
+    panels: Sequence[MaskPanel], tokens: Sequence[str], block_of: np.ndarray, **notes: Unpack[FigureTexts]
 ) -> go.Figure:
     """Draw masks side by side; `tokens` [N] text of each cell, `block_of` [N] its block (the last: the question)."""
     lines = ceil(len(panels) / COLUMNS)
@@ -67,13 +67,13 @@ def names(tokens: Sequence[str], block_of: np.ndarray) -> list[str]:
     """Return one hover line per position; unique, as the axes are categorical."""
     last = int(block_of.max())
     blocks = ["question" if block == last else f"block {block}" for block in block_of]
-    return [f"{i} “{shown(t)}” ({block})" for i, (t, block) in enumerate(zip(tokens, blocks, strict=True))]
+    return [f"{i} “{token_label(t)}” ({block})" for i, (t, block) in enumerate(zip(tokens, blocks, strict=True))]
 
 
-def shown(token: str, most: int = 24) -> str:
+def token_label(token: str, most: int = 24) -> str:
     """Return a token's text, safe for a plotly label."""
     text = token.replace("\n", "⏎")
-    return escaped(text if len(text) <= most else text[: most - 1] + "…")
+    return escape_text(text if len(text) <= most else text[: most - 1] + "…")
 
 
 def _traces(panel: MaskPanel, labels: list[str], block_of: np.ndarray) -> tuple[go.Heatmap, go.Heatmap]:
@@ -88,7 +88,7 @@ def _traces(panel: MaskPanel, labels: list[str], block_of: np.ndarray) -> tuple[
     where = "row %{y}<br>column %{x}<extra></extra>"
     axes = {"x": labels, "y": labels, "showscale": False}
     ground = go.Heatmap(z=hidden, zmin=0, zmax=1, colorscale=[[0, PAPER], [1, FAINT]], **axes)
-    top = go.Heatmap(z=colour, zmin=-0.5, zmax=2 * blocks - 0.5, colorscale=steps([*full, *map(pale, full)]), **axes)
+    top = go.Heatmap(z=colour, zmin=-0.5, zmax=2 * blocks - 0.5, colorscale=steps([*full, *map(lighten, full)]), **axes)
     return (
         ground.update(hovertemplate=f"<b>hidden</b><br>{where}"),
         top.update(hovertemplate=f"<b>sees</b><br>{where}", hoverongaps=False),
@@ -115,13 +115,13 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int) -> None:
             fig.update_layout({f"xaxis{end}.title": {"text": "key token (by block)"}})
 
 
-def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Collection[str], own: str) -> go.Figure:
+def compare_masks(rules: Mapping[str, MaskRule], view: PromptView, *, cached: Collection[str], own: str) -> go.Figure:
     """Draw every mask rule over one prompt, at most 512² cells each.
 
     `cached` names the rules under which passages come from a cache; `own` is the text of the user's rule, or "".
     """
     length = len(view.prompt)
-    cells = firsts(length)
+    cells = cell_starts(length)
     block_of = view.block_of[cells]
     context = block_of < len(view.prompt.blocks) - 1
     reduced = "" if length == len(cells) else f"; {len(cells)}² cells, coloured if any pair in the cell is attended to"

@@ -7,13 +7,13 @@ from typing import Unpack
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.plots.marks.bars import EDGE, Bars, bar_chart
-from workbench.plots.marks.theme import PAPER, Notes, block_colour
+from workbench.plots.marks.theme import PAPER, FigureTexts, block_colour
 
 
 def strip(
-    block_of: np.ndarray, pieces: Sequence[str], *, marked: Collection[int] = (), **notes: Unpack[Notes]
+    block_of: np.ndarray, pieces: Sequence[str], *, marked: Collection[int] = (), **notes: Unpack[FigureTexts]
 ) -> go.Figure:
     """Draw the prompt as a strip of blocks with their lengths and texts.
 
@@ -47,13 +47,13 @@ def strip(
     )
 
 
-def question_of(view: Reading) -> str:
+def question_of(view: PromptView) -> str:
     """Return the question of `view`, and its expected answers if known."""
     expected = f" Expected: {', '.join(view.answers)}." if view.answers else ""
     return f"“{view.question}”{expected}"
 
 
-def prompt_strip(view: Reading) -> go.Figure:
+def prompt_strip(view: PromptView) -> go.Figure:
     """Draw the blocks of one prompt under its question."""
     prompt = view.prompt
     return strip(

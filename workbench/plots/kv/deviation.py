@@ -12,15 +12,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from workbench.data.prompt_view import Reading
-from workbench.metrics.kv.kv_deviation import Repair
+from workbench.data.prompt_view import PromptView
+from workbench.metrics.kv.kv_deviation import RepairDeviation
 from workbench.plots.attention.masks import names
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.elements import block_axis, block_edges
-from workbench.plots.marks.theme import INK, MUTED, PAPER, SEQUENTIAL, Notes, finish, panel_titles
-from workbench.plots.reports.findings import joined
+from workbench.plots.marks.theme import INK, MUTED, PAPER, SEQUENTIAL, FigureTexts, finish, panel_titles
+from workbench.plots.reports.findings import join_words
 from workbench.plots.tiles.reduce import blocks as reduce_cells
-from workbench.plots.tiles.reduce import firsts
+from workbench.plots.tiles.reduce import cell_starts
 
 Gaps = Mapping[str, np.ndarray]  # name → squared deviations [T, L]
 CELLS = 1024  # maximum cells across
@@ -34,7 +34,7 @@ def deviation(
     block_of: np.ndarray,
     *,
     marked: Collection[int] = (),
-    **notes: Unpack[Notes],
+    **notes: Unpack[FigureTexts],
 ) -> go.Figure:
     """Draw squared deviations over tokens and layers: one panel per name, one logarithmic colour scale.
 
@@ -42,7 +42,7 @@ def deviation(
     maximum of several tokens.
     """
     count = len(block_of)
-    at = firsts(count, CELLS)
+    at = cell_starts(count, CELLS)
     gaps = {name: reduce_cells(gap, CELLS) for name, gap in gaps.items()}
     tokens, block_of = [tokens[i] for i in at], block_of[at]
     shown = {name: np.where(gap > FLOOR, np.log10(np.maximum(gap, FLOOR)), np.nan).T for name, gap in gaps.items()}
@@ -81,7 +81,7 @@ def deviation(
     return finish(fig, title=title_text, height=170 * len(shown), above=34, below=56, right=90, **notes)
 
 
-def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str, notice: str = "") -> go.Figure:
+def token_map(gaps: Mapping[str, Tensor], view: PromptView, *, about: str, notice: str = "") -> go.Figure:
     """Draw the squared deviation [T, L] of one prompt's context per token, by preprocessing."""
     end = view.prompt.starts[-1]
     return deviation(
@@ -94,17 +94,17 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str, notice: 
     )
 
 
-def repaired(cached: str, left: Repair, view: Reading, selector: str, ratio: float) -> go.Figure:
+def repaired(cached: str, left: RepairDeviation, view: PromptView, selector: str, ratio: float) -> go.Figure:
     """Draw the deviation of one prompt as `cached`, and after recomputation."""
     gaps = {cached: left.before, f"{len(left.rows):,} tokens recomputed": left.after}
     return token_map(gaps, view, about=f"{len(view.prompt):,} tokens", notice=of_repair(selector, ratio, left))
 
 
-def of_repair(selector: str, ratio: float, left: Repair) -> str:
+def of_repair(selector: str, ratio: float, left: RepairDeviation) -> str:
     """Return a sentence on the last layer's deviation after recomputation, of context and question."""
     if not len(left.rows):
         return "Nothing is recomputed: both panels are identical."
-    context, asked = float(left.context[-1]), float(left.asked[-1])
+    context, asked = float(left.context[-1]), float(left.question_left[-1])
     kinder = "more" if asked < context else "no more"
     return (
         f"{selector} at {ratio:.0%} leaves {context:.0%} of the context's squared deviation in the last layer and "
@@ -122,5 +122,5 @@ def of_preparation(counts: pd.DataFrame, data: str) -> str:
         return ""
     low, high = rows.value.min(), rows.value.max()
     changed = f"lowers it by {-high:.0%} to {-low:.0%}" if high < 0 else f"changes it by {low:+.0%} to {high:+.0%}"
-    models, names = (joined(list(dict.fromkeys(rows[name]))) for name in ("model", "data"))
+    models, names = (join_words(list(dict.fromkeys(rows[name]))) for name in ("model", "data"))
     return f"On {names} ({models}, layer 1, results read) it {changed}."

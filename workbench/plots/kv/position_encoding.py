@@ -8,10 +8,10 @@ from plotly.subplots import make_subplots
 
 from workbench.metrics.kv.position_encoding import KeyRotation
 from workbench.plots.marks.elements import frame_slider, frames
-from workbench.plots.marks.theme import BLUE, FAINT, INK, RED, RULE, Notes, finish, legend_over, panel_titles
+from workbench.plots.marks.theme import BLUE, FAINT, INK, RED, RULE, FigureTexts, finish, legend_over, panel_titles
 
 
-def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) -> go.Figure:
+def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[FigureTexts]) -> go.Figure:
     """Draw re-encoding: channel pairs of one real key as rotating vectors, one slider step per distance.
 
     The slider starts at distance index `start`.

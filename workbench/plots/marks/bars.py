@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.marks.elements import interval
-from workbench.plots.marks.styles import Look
+from workbench.plots.marks.styles import SeriesStyle
 from workbench.plots.marks.theme import (
     FAINT,
     INK,
@@ -49,7 +49,7 @@ class Column:
 
 def dots(
     columns: Sequence[Column],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, SeriesStyle],
     *,
     spread: bool = False,
     lines: int = 1,
@@ -93,7 +93,7 @@ def _marks(
     col: int,
     column: Column,
     names: Sequence[str],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, SeriesStyle],
     shifts: Mapping[tuple[str, str], float],
 ) -> None:
     """Add the marks of a panel, one trace per series."""
@@ -120,7 +120,7 @@ def _marks(
         )
 
 
-def _shifts(column: Column, looks: Mapping[str, Look]) -> dict[tuple[str, str], float]:
+def _shifts(column: Column, looks: Mapping[str, SeriesStyle]) -> dict[tuple[str, str], float]:
     """Return the vertical offset of every (row, series) mark; only series in that row take space."""
     present = {(r["name"], r["series"]) for r in column.rows}
     shifts: dict[tuple[str, str], float] = {}

@@ -17,8 +17,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.plots.marks.bars import Bars, Column, bar_chart, dots
-from workbench.plots.marks.lines import Panel, Series, across, line_chart
-from workbench.plots.marks.styles import Look, family_looks
+from workbench.plots.marks.lines import Panel, Series, line_chart, panels_per_row
+from workbench.plots.marks.styles import SeriesStyle, family_looks
 from workbench.plots.marks.table import drawn_width
 from workbench.plots.marks.table import table as text_table
 from workbench.plots.marks.theme import BLOCKS, FAINT, HERE, NARROW_PAGE, WIDTH, log_ticks
@@ -27,11 +27,11 @@ DASHES = ("solid", "dash", "dot", "dashdot")  # by source, in order
 LONG = 40  # characters of a row's name on one line
 SYMBOLS = ("", "-open", "-dot", "-open-dot")  # symbol suffixes, by source
 MANY_POINTS = 24  # points from which on a line has no marks
-Style = Callable[[str], Look]
+Style = Callable[[str], SeriesStyle]
 Axis = str | Mapping[str, Any]  # a title, or plotly's settings
 
 
-def measured(records: pd.DataFrame | Iterable[Mapping[str, Any]], **columns: Any) -> pd.DataFrame:
+def measured_rows(records: pd.DataFrame | Iterable[Mapping[str, Any]], **columns: Any) -> pd.DataFrame:
     """Return values measured just now as rows to draw: `mean` is the value, `columns` are constant."""
     rows = pd.DataFrame(records if isinstance(records, pd.DataFrame) else list(records))
     return rows.rename(columns={"mean": "value"}).assign(source=HERE, **columns)
@@ -79,7 +79,7 @@ def lines(
     titled = all(source in title for source, title in zip(rows.source, titles, strict=True))
     marked = rows.assign(source=HERE) if titled else rows  # the legend does not repeat sources that titles name
     drawn, found = [], _panels(marked, panel, {key: key for key in given})
-    wide = (WIDTH - 96) * NARROW_PAGE * 0.7 / max(1, across(len(found)))  # px of a panel on a narrow page
+    wide = (WIDTH - 96) * NARROW_PAGE * 0.7 / max(1, panels_per_row(len(found)))  # px of a panel on a narrow page
     together = pd.concat([part[y] for _, part in found]) if found and more.get("share") else None
     for name, part in found:
         own = {"title": str(name), **shared, **given.get(name, {})}
@@ -233,7 +233,7 @@ def table(
     )
 
 
-def about(rows: pd.DataFrame) -> str:
+def describe_rows(rows: pd.DataFrame) -> str:
     """Return the rows' model, data, n, seed, device and source as text."""
     parts = []
     for names, words in ((("model", "data"), "{} on {}"), (("n",), "n = {}")):
@@ -283,10 +283,10 @@ def _panels(rows: pd.DataFrame, panel: str, panels: Mapping[str, str] | None) ->
 
 def _groups(
     part: pd.DataFrame, rows: pd.DataFrame, by: str, look: Style | None
-) -> list[tuple[str, Look, pd.DataFrame]]:
+) -> list[tuple[str, SeriesStyle, pd.DataFrame]]:
     """Return (label, style, rows) of every series of a panel: one value of `by` from one source."""
     sources, values = list(dict.fromkeys(rows.source)), list(dict.fromkeys(rows[by]))
-    plain = ((value, Look(BLOCKS[at % len(BLOCKS)], name=str(value))) for at, value in enumerate(values))
+    plain = ((value, SeriesStyle(BLOCKS[at % len(BLOCKS)], name=str(value))) for at, value in enumerate(values))
     looks = family_looks(((value, look(value)) for value in values) if look else plain)
     found = []
     for (value, source), own in part.groupby([by, "source"], sort=False):
@@ -301,7 +301,7 @@ def _groups(
     return found
 
 
-def _series(own: pd.DataFrame, label: str, style: Look, x: str, y: str, hover: str, percent: bool) -> Series:
+def _series(own: pd.DataFrame, label: str, style: SeriesStyle, x: str, y: str, hover: str, percent: bool) -> Series:
     own = own.sort_values(x, kind="stable")
     low, high = _ends(y)
     ends = low in own and own[low].notna().all() and own[high].notna().all()
@@ -335,7 +335,7 @@ def _two_lines(name: str) -> str:
 
 
 def _texts(rows: pd.DataFrame, title: str, caption: str, more: dict[str, Any]) -> dict[str, Any]:
-    return {"title": title, "notice": more.pop("notice", ""), "caption": f"{caption} {about(rows)}".strip()}
+    return {"title": title, "notice": more.pop("notice", ""), "caption": f"{caption} {describe_rows(rows)}".strip()}
 
 
 def _cell(row: Mapping[str, Any], name: str, form: str | Callable[[Any], str] | None) -> str:

@@ -46,7 +46,7 @@ def frames(pictures: Mapping[str, Sequence[BaseTraceType]], traces: Sequence[int
     ]
 
 
-def steered(
+def finish_with_slider(
     fig: go.Figure,
     height: int,
     pictures: Mapping[str, Sequence[BaseTraceType]] | None = None,
@@ -109,7 +109,7 @@ def switch(buttons: Sequence[dict[str, Any]], height: int, gap: int) -> dict[str
     return menu(buttons, height, gap, type="buttons", direction="right", font={"color": MUTED})
 
 
-def some(items: Sequence[int], wanted: int, most: int = 8) -> list[int]:
+def pick_evenly(items: Sequence[int], wanted: int, most: int = 8) -> list[int]:
     """Pick at most `most` evenly spread `items` that include `wanted`: the figure stores a picture of each."""
     if len(items) <= most:
         return list(items)

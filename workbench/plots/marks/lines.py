@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.marks.elements import band, interval
-from workbench.plots.marks.styles import Look
+from workbench.plots.marks.styles import SeriesStyle
 from workbench.plots.marks.theme import INK, MUTED, Texts, clear, finish, legend_lines, panel_titles
 
 BETWEEN = 84  # px between rows of panels, for axis and title
@@ -28,7 +28,7 @@ class Series:
     high: Sequence[float] = ()
     hover: str = ""
     data: Sequence[Any] | None = None
-    look: Look = field(default_factory=Look)
+    look: SeriesStyle = field(default_factory=SeriesStyle)
     width: float = 2  #: px of the line
     size: float = 7  #: px of the marks
     edge: float | None = None  #: px of the marks' outlines
@@ -51,7 +51,7 @@ class Panel:
         return self.y.get("title_text", "")
 
 
-def across(panels: int) -> int:
+def panels_per_row(panels: int) -> int:
     """Return the number of panels per row: two if there are more than three, else all."""
     return panels if panels <= 3 else 2
 
@@ -79,7 +79,7 @@ def line_chart(
     mark      a dotted vertical line at this x
     """
     titles = [panel.name for panel in panels] if any(panel.name for panel in panels) else None
-    wide = across(len(panels))
+    wide = panels_per_row(len(panels))
     deep = -(-len(panels) // wide)
     room = {"horizontal_spacing": spacing, "vertical_spacing": BETWEEN / (deep * height)}
     fig = make_subplots(deep, wide, shared_yaxes="all" if share else False, subplot_titles=titles, **room)

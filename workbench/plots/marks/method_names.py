@@ -10,7 +10,7 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.methods import registry
 from workbench.methods.presets import METHODS
 from workbench.metrics.measures import MEASURES, Measure
-from workbench.plots.marks.styles import SELECTORS, Look, looks_of
+from workbench.plots.marks.styles import SELECTORS, SeriesStyle, looks_of
 
 
 def measure_of(name: str, table: pd.DataFrame) -> Measure:
@@ -26,7 +26,7 @@ def measure_of(name: str, table: pd.DataFrame) -> Measure:
 FIELDS = ("mode", "positions", "prepare", "select", "ratio", "correct", "attend", "sparse", "chunk")
 
 
-def named(rows: pd.DataFrame) -> pd.DataFrame:
+def with_method_names(rows: pd.DataFrame) -> pd.DataFrame:
     """Add columns that describe every row's method, and drop the ratio of methods that select no tokens.
 
     name         in words, e.g. "Full Reuse + answer-guided at 15%"
@@ -60,7 +60,7 @@ def _chooses(spec: Any) -> bool:
     from workbench.methods import correct  # imports torch
 
     try:
-        return correct.named(spec).chooses
+        return correct.from_spec(spec).chooses
     except BadInput:
         return False
 
@@ -78,7 +78,7 @@ TITLES = {  # of preprocessings, corrections and attention rules: published name
 }
 
 
-def titled(spec: str) -> str:
+def spec_title(spec: str) -> str:
     """Return a spec with its method's title, as in "APE(scale=0.8)"; without a title it stays unchanged."""
     name, bracket, options = spec.partition("(")
     return TITLES.get(name, name) + bracket + options
@@ -88,10 +88,10 @@ def cached(prepare: str) -> str:
     """Describe what a preprocessing conditions blocks on."""
     name, options = registry.parse(prepare or "independent")
     behind = {"after_system": "the system prompt", "with_neighbours": _near(options)}.get(name)
-    return f"after {behind}" if behind else "alone" if name == "independent" else titled(prepare)
+    return f"after {behind}" if behind else "alone" if name == "independent" else spec_title(prepare)
 
 
-def sparse_look(spec: str) -> Look:
+def sparse_look(spec: str) -> SeriesStyle:
     """Return the style of a sparse method: CompactAttention has its selector's colour, dotted."""
     return next(iter(looks_of([spec]).values()))
 
@@ -111,7 +111,7 @@ def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
     words = [_mode(method, prepare, options)]
     if method["select"] not in (None, "", "none"):
         words.append(SELECTORS.name_of(method["select"]) + at)
-    words += [titled(method[name]) for name in ("correct", "attend") if method[name] not in (None, "", "none")]
+    words += [spec_title(method[name]) for name in ("correct", "attend") if method[name] not in (None, "", "none")]
     if _chooses(method["correct"]) and method["select"] in (None, "", "none"):
         words[1] += at
     if method["sparse"] not in (None, "", "none"):
@@ -142,7 +142,9 @@ def _mode(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
         return {"naive": "naive positions (PromptCache)", "shared": "shared positions"}[method["positions"]]
     if prepare == "with_neighbours":
         return _near(options)
-    return {"after_system": "Full Reuse", "independent": "independent blocks"}.get(prepare) or titled(method["prepare"])
+    return {"after_system": "Full Reuse", "independent": "independent blocks"}.get(prepare) or spec_title(
+        method["prepare"]
+    )
 
 
 def _near(options: Mapping[str, Any]) -> str:

@@ -18,9 +18,9 @@ from workbench.plots.marks.theme import (
     RED,
     SHADES,
     SKY,
-    escaped,
+    escape_text,
+    lighten,
     mixed,
-    pale,
 )
 
 BROWN, VIOLET, MAROON, MINT = "#8C6D31", "#6A51A3", "#743E3E", "#7FD6A8"
@@ -28,7 +28,7 @@ SAND, MOSS = "#E4BB67", "#316C13"
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """Style of a series: `symbol` and `dash` in plotly's words; `name` for the legend."""
 
     colour: str = BLUE
@@ -37,13 +37,13 @@ class Look:
     name: str = ""
 
 
-class Looks(dict[str, Look]):
+class SeriesStyles(dict[str, SeriesStyle]):
     """Styles by name. A spec has the style of its name, and keeps its options in the label."""
 
-    def of(self, spec: str) -> Look:
+    def of(self, spec: str) -> SeriesStyle:
         """Return the style of a spec; unknown names are blue."""
         name, bracket, options = spec.partition("(")
-        look = self.get(name, Look(name=name))
+        look = self.get(name, SeriesStyle(name=name))
         return replace(look, name=f"{look.name}: {options.removesuffix(')')}") if bracket else look
 
     def name_of(self, spec: str) -> str:
@@ -59,27 +59,27 @@ class Looks(dict[str, Look]):
         return self.of(spec).symbol
 
 
-class SparseLooks(Looks):
+class SparseStyles(SeriesStyles):
     """Styles of sparse methods, without options except CompactAttention's selector."""
 
-    def of(self, spec: str) -> Look:
+    def of(self, spec: str) -> SeriesStyle:
         """Return the style of a spec: `compact(over=bfla)` → CompactAttention over BFLA."""
         name, options = registry.parse(spec)
-        look = self.get(name, Look(name=name))
+        look = self.get(name, SeriesStyle(name=name))
         return replace(look, name=f"{look.name} over {self.name_of(options['over'])}") if "over" in options else look
 
 
-class BaselineLooks(Looks):
+class BaselineStyles(SeriesStyles):
     """Styles of kernel baselines by the start of their label: `flash, dense` is SDPA flash."""
 
     def start_of(self, label: str) -> str:
         """Return the baseline's name: `flash, dense` → flash; "" if unknown."""
         return next((start for start in self if label == start or label.startswith((f"{start},", f"{start} "))), "")
 
-    def of(self, label: str) -> Look:
+    def of(self, label: str) -> SeriesStyle:
         """Return the style of a label: `flash, dense` → SDPA flash, dense; unknown ones are grey."""
         start = self.start_of(label)
-        look = self[start] if start else Look(MUTED)
+        look = self[start] if start else SeriesStyle(MUTED)
         colour = OTHER_LAUNCH if label.startswith("ours,") else look.colour
         return replace(look, colour=colour, name=look.name + label[len(start) :])
 
@@ -88,137 +88,139 @@ class BaselineLooks(Looks):
         return {look.name: look.colour for look in self.values()}
 
 
-MODES = Looks(
+MODES = SeriesStyles(
     {
-        "full": Look(INK, "circle", name="full attention"),
-        "block": Look(BLUE, "square", name="block attention, re-encoded"),
-        "naive": Look(RED, "diamond", name="block attention, naive positions"),
-        "recompute": Look(ORANGE, "star", name="cached blocks, some tokens recomputed"),
-        "stock full": Look(MUTED, "triangle-up", name="transformers, full prefill"),
-        "stock prefix": Look(GREEN, "triangle-down", name="transformers, ready prefix cache"),
+        "full": SeriesStyle(INK, "circle", name="full attention"),
+        "block": SeriesStyle(BLUE, "square", name="block attention, re-encoded"),
+        "naive": SeriesStyle(RED, "diamond", name="block attention, naive positions"),
+        "recompute": SeriesStyle(ORANGE, "star", name="cached blocks, some tokens recomputed"),
+        "stock full": SeriesStyle(MUTED, "triangle-up", name="transformers, full prefill"),
+        "stock prefix": SeriesStyle(GREEN, "triangle-down", name="transformers, ready prefix cache"),
     }
 )
-SCHEDULERS = Looks(  # scheduler modes, and serving without cached blocks
+SCHEDULERS = SeriesStyles(  # scheduler modes, and serving without cached blocks
     {
-        "sync": Look(MUTED, "square", name="synchronous"),
-        "request": Look(BLUE, name="asynchronous, by request"),
-        "layer": Look(GREEN, "diamond", name="asynchronous, by layer"),
-        "at once": Look(SKY, name="asynchronous, ready requests first"),
-        "full prefill": Look(INK, "x", "dot", name="full prefill"),
+        "sync": SeriesStyle(MUTED, "square", name="synchronous"),
+        "request": SeriesStyle(BLUE, name="asynchronous, by request"),
+        "layer": SeriesStyle(GREEN, "diamond", name="asynchronous, by layer"),
+        "at once": SeriesStyle(SKY, name="asynchronous, ready requests first"),
+        "full prefill": SeriesStyle(INK, "x", "dot", name="full prefill"),
     }
 )
-CACHES = Looks(
+CACHES = SeriesStyles(
     {
-        "prefix caching": Look(MUTED, "square", name="prefix caching"),
-        "reordered prefix caching": Look(ORANGE, "diamond", name="reordered prefix caching"),
-        "block reuse": Look(BLUE, name="block reuse"),
-        "block reuse, 15% recomputed": Look(GREEN, "triangle-up", name="block reuse, 15% recomputed"),
-        "Alternative Path": Look(BLUE, name="Alternative Path"),
-        "Alternative Path, first computed in place": Look(SKY, name="Alternative Path, first computed in place"),
-        "prefix caching, LRU in as many bytes": Look(PINK, "square", name="prefix caching, LRU in as many bytes"),
+        "prefix caching": SeriesStyle(MUTED, "square", name="prefix caching"),
+        "reordered prefix caching": SeriesStyle(ORANGE, "diamond", name="reordered prefix caching"),
+        "block reuse": SeriesStyle(BLUE, name="block reuse"),
+        "block reuse, 15% recomputed": SeriesStyle(GREEN, "triangle-up", name="block reuse, 15% recomputed"),
+        "Alternative Path": SeriesStyle(BLUE, name="Alternative Path"),
+        "Alternative Path, first computed in place": SeriesStyle(SKY, name="Alternative Path, first computed in place"),
+        "prefix caching, LRU in as many bytes": SeriesStyle(
+            PINK, "square", name="prefix caching, LRU in as many bytes"
+        ),
     }
 )
 MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
-REUSE = Looks(
+REUSE = SeriesStyles(
     {
-        "full attention": Look(INK, "circle", name="full attention"),
-        "nothing recomputed": Look(BLUE, "square", name="cached blocks, positions re-encoded"),
-        "nothing recomputed, naive positions": Look(RED, "diamond", name="cached blocks, naive positions"),
+        "full attention": SeriesStyle(INK, "circle", name="full attention"),
+        "nothing recomputed": SeriesStyle(BLUE, "square", name="cached blocks, positions re-encoded"),
+        "nothing recomputed, naive positions": SeriesStyle(RED, "diamond", name="cached blocks, naive positions"),
     }
 )
-SELECTORS = Looks(
+SELECTORS = SeriesStyles(
     {
-        "none": Look(MUTED, "circle-open", name="nothing recomputed"),
-        "random": Look(SKY, "circle", name="random"),
-        "first_k": Look(ORANGE, "triangle-up", name="first tokens (EPIC)"),
-        "kv_deviation": Look(RED, "diamond", name="KV deviation (CacheBlend)"),
-        "inter_attention": Look(PINK, "pentagon", name="inter-attention (Cache-Craft)"),
-        "cache_craft": Look(BROWN, "hexagon", name="CCI and CFO (Cache-Craft)"),
-        "query_guided": Look(BLUE, "square", name="question-guided (FusionRAG)"),
-        "prophet_kv": Look(SKY, "square", name="question-guided in all layers (ProphetKV)"),
-        "a3": Look(ORANGE, "square", name="question-guided in the first layer (A³)"),
-        "qc_fuse": Look(RED, "square", name="question-guided by digests (QCFuse)"),
-        "cache_clip": Look(PINK, "square", name="a helper's attention (CacheClip)"),
-        "sam_kv": Look(BROWN, "triangle-down", name="anchors and retrieved blocks (SAM-KV)"),
-        "answer_guided": Look(GREEN, "star", name="answer-guided"),
-        "oracle": Look(INK, "x", name="largest deviation (oracle)"),
-        "all": Look(INK, "circle", name="full attention"),
+        "none": SeriesStyle(MUTED, "circle-open", name="nothing recomputed"),
+        "random": SeriesStyle(SKY, "circle", name="random"),
+        "first_k": SeriesStyle(ORANGE, "triangle-up", name="first tokens (EPIC)"),
+        "kv_deviation": SeriesStyle(RED, "diamond", name="KV deviation (CacheBlend)"),
+        "inter_attention": SeriesStyle(PINK, "pentagon", name="inter-attention (Cache-Craft)"),
+        "cache_craft": SeriesStyle(BROWN, "hexagon", name="CCI and CFO (Cache-Craft)"),
+        "query_guided": SeriesStyle(BLUE, "square", name="question-guided (FusionRAG)"),
+        "prophet_kv": SeriesStyle(SKY, "square", name="question-guided in all layers (ProphetKV)"),
+        "a3": SeriesStyle(ORANGE, "square", name="question-guided in the first layer (A³)"),
+        "qc_fuse": SeriesStyle(RED, "square", name="question-guided by digests (QCFuse)"),
+        "cache_clip": SeriesStyle(PINK, "square", name="a helper's attention (CacheClip)"),
+        "sam_kv": SeriesStyle(BROWN, "triangle-down", name="anchors and retrieved blocks (SAM-KV)"),
+        "answer_guided": SeriesStyle(GREEN, "star", name="answer-guided"),
+        "oracle": SeriesStyle(INK, "x", name="largest deviation (oracle)"),
+        "all": SeriesStyle(INK, "circle", name="full attention"),
     }
 )
-SPARSE_METHODS = SparseLooks(
+SPARSE_METHODS = SparseStyles(
     {
-        "bfla": Look(BLUE, "circle", name="BFLA"),
-        "flash_prefill": Look(ORANGE, "square", name="FlashPrefill"),
-        "xattention": Look(GREEN, "diamond", name="XAttention"),
-        "seer_attention": Look(PINK, "star", name="SeerAttention"),
-        "quoka": Look(BROWN, "hexagon", name="QUOKA"),
-        "vertical_slash": Look(RED, "triangle-up", name="vertical-slash"),
-        "flex_prefill": Look(ORANGE, "diamond", name="FlexPrefill"),
-        "by_head": Look(GREEN, "triangle-down", name="per-head patterns"),
-        "window": Look(SKY, "triangle-down", name="window and sink"),
-        "strided": Look(VIOLET, "pentagon", name="strided"),
-        "random": Look(MUTED, "circle-open", name="random"),
-        "oracle": Look(MAROON, "x", name="oracle"),
-        "dense": Look(INK, "circle", name="all tiles"),
-        "compact": Look(BLUE, "hourglass", name="CompactAttention"),
+        "bfla": SeriesStyle(BLUE, "circle", name="BFLA"),
+        "flash_prefill": SeriesStyle(ORANGE, "square", name="FlashPrefill"),
+        "xattention": SeriesStyle(GREEN, "diamond", name="XAttention"),
+        "seer_attention": SeriesStyle(PINK, "star", name="SeerAttention"),
+        "quoka": SeriesStyle(BROWN, "hexagon", name="QUOKA"),
+        "vertical_slash": SeriesStyle(RED, "triangle-up", name="vertical-slash"),
+        "flex_prefill": SeriesStyle(ORANGE, "diamond", name="FlexPrefill"),
+        "by_head": SeriesStyle(GREEN, "triangle-down", name="per-head patterns"),
+        "window": SeriesStyle(SKY, "triangle-down", name="window and sink"),
+        "strided": SeriesStyle(VIOLET, "pentagon", name="strided"),
+        "random": SeriesStyle(MUTED, "circle-open", name="random"),
+        "oracle": SeriesStyle(MAROON, "x", name="oracle"),
+        "dense": SeriesStyle(INK, "circle", name="all tiles"),
+        "compact": SeriesStyle(BLUE, "hourglass", name="CompactAttention"),
     }
 )
-BASELINES = BaselineLooks(
+BASELINES = BaselineStyles(
     {
-        "ours": Look(BLUE, name="ours"),
-        "flashinfer": Look(RED, name="FlashInfer"),
-        "flash": Look(ORANGE, name="SDPA flash"),
-        "cudnn": Look(GREEN, name="SDPA cuDNN"),
-        "flex": Look(PINK, name="FlexAttention"),
-        "transformers": Look(INK, name="transformers"),
-        "torch": Look(MUTED, name="torch"),
-        "sdpa": Look(SKY, name="sdpa"),
-        "flash_prefill": Look(MAROON, name="flash_prefill"),
-        "xattention": Look(MINT, name="xattention"),
-        "seer_attention": Look(SAND, name="seer_attention"),
-        "quoka": Look(MOSS, name="quoka"),
+        "ours": SeriesStyle(BLUE, name="ours"),
+        "flashinfer": SeriesStyle(RED, name="FlashInfer"),
+        "flash": SeriesStyle(ORANGE, name="SDPA flash"),
+        "cudnn": SeriesStyle(GREEN, name="SDPA cuDNN"),
+        "flex": SeriesStyle(PINK, name="FlexAttention"),
+        "transformers": SeriesStyle(INK, name="transformers"),
+        "torch": SeriesStyle(MUTED, name="torch"),
+        "sdpa": SeriesStyle(SKY, name="sdpa"),
+        "flash_prefill": SeriesStyle(MAROON, name="flash_prefill"),
+        "xattention": SeriesStyle(MINT, name="xattention"),
+        "seer_attention": SeriesStyle(SAND, name="seer_attention"),
+        "quoka": SeriesStyle(MOSS, name="quoka"),
     }
 )
 OTHER_LAUNCH = VIOLET  # another launch of our kernel, e.g. "ours, written in place"
-REUSE_STATUSES = Looks(
+REUSE_STATUSES = SeriesStyles(
     {
-        "kept": Look(pale(BLUE, 0.22), name="kept in place"),
-        "moved": Look(pale(BLUE, 0.6), name="shifted: keys re-encoded"),
-        "recalled": Look(GREEN, name="recalled from an earlier prompt"),
-        "encoded": Look(RED, name="encoded now"),
+        "kept": SeriesStyle(lighten(BLUE, 0.22), name="kept in place"),
+        "moved": SeriesStyle(lighten(BLUE, 0.6), name="shifted: keys re-encoded"),
+        "recalled": SeriesStyle(GREEN, name="recalled from an earlier prompt"),
+        "encoded": SeriesStyle(RED, name="encoded now"),
     }
 )
-ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, no cache")
-BLOCKS_CACHED = Look(BLUE, "square", "solid", "cached blocks: only changed ones and the question")
+ALL_COMPUTED = SeriesStyle(INK, "circle", "solid", "full attention, no cache")
+BLOCKS_CACHED = SeriesStyle(BLUE, "square", "solid", "cached blocks: only changed ones and the question")
 TOKENS = {  # field of a `sessions.follow` record → style
     "tokens": ALL_COMPUTED,
-    "after_prefix": Look(ORANGE, "diamond", "dash", "prefix cache"),
+    "after_prefix": SeriesStyle(ORANGE, "diamond", "dash", "prefix cache"),
     "computed": BLOCKS_CACHED,
 }
 SECONDS = {
     "ttft_full": ALL_COMPUTED,
-    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
+    "ttft_anew": SeriesStyle(SKY, "triangle-up", "dot", "all blocks encoded again"),
     "ttft": BLOCKS_CACHED,
 }
-SCHEMES = Looks(
+SCHEMES = SeriesStyles(
     {  # of rounding: `metrics.kv.position_encoding`
-        "naive: not moved": Look(RED),
-        "20 chained bf16 shifts": Look(ORANGE, dash="dash"),
-        "20 chained fp32 shifts": Look(ORANGE),
-        "bf16 cache, bf16 shift": Look(PINK, dash="dash"),
-        "bf16 cache, to zero and on": Look(PINK),
-        "bf16 cache, fp32 shift": Look(BLUE),
-        "computed in place in bf16": Look(INK),
-        "stored un-rotated, rotated once": Look(SKY),
-        "fp32 cache, fp32 shift": Look(GREEN),
+        "naive: not moved": SeriesStyle(RED),
+        "20 chained bf16 shifts": SeriesStyle(ORANGE, dash="dash"),
+        "20 chained fp32 shifts": SeriesStyle(ORANGE),
+        "bf16 cache, bf16 shift": SeriesStyle(PINK, dash="dash"),
+        "bf16 cache, to zero and on": SeriesStyle(PINK),
+        "bf16 cache, fp32 shift": SeriesStyle(BLUE),
+        "computed in place in bf16": SeriesStyle(INK),
+        "stored un-rotated, rotated once": SeriesStyle(SKY),
+        "fp32 cache, fp32 shift": SeriesStyle(GREEN),
     }
 )
-STAGES = Looks(  # up to the first token: `metrics.latency`
+STAGES = SeriesStyles(  # up to the first token: `metrics.latency`
     {
-        "place": Look(SKY, name="assembling blocks"),
-        "choose": Look(BROWN, name="selection"),
-        "attend": Look(VIOLET, name="attention"),
-        "rest": Look(pale(MUTED, 0.5), name="projections, MLPs, head"),
+        "place": SeriesStyle(SKY, name="assembling blocks"),
+        "choose": SeriesStyle(BROWN, name="selection"),
+        "attend": SeriesStyle(VIOLET, name="attention"),
+        "rest": SeriesStyle(lighten(MUTED, 0.5), name="projections, MLPs, head"),
     }
 )
 SYMBOLS = """
@@ -227,7 +229,7 @@ triangle-left triangle-right octagon diamond-wide star-diamond hexagram
 """.split()
 
 
-def looks_of(specs: Iterable[str]) -> dict[str, Look]:
+def looks_of(specs: Iterable[str]) -> dict[str, SeriesStyle]:
     """Return the styles of sparse methods by name; CompactAttention has its selector's colour, dotted."""
     looks = {}
     for spec in specs:
@@ -243,7 +245,7 @@ def block_hovers(record: Mapping[str, Any]) -> list[str]:
     for at, status in enumerate(record["fates"]):
         shift = f" by {record['moves'][at]:+d}" if status == "moved" else ""
         head = f"block {at}, {record['sizes'][at]} tokens: {REUSE_STATUSES[status].name}{shift}"
-        label = escaped(record["labels"][at])
+        label = escape_text(record["labels"][at])
         hovers.append(f"<b>{head}</b><br>{label}")
     return hovers
 
@@ -266,12 +268,12 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 TINTS = (None, INK, PAPER)  # mixed into the colour of further lines of a family
 
 
-def family_looks(named: Iterable[tuple[str, Look]]) -> dict[str, Look]:
+def family_looks(named: Iterable[tuple[str, SeriesStyle]]) -> dict[str, SeriesStyle]:
     """Return styles by name; variants of one method with equal styles are made distinguishable.
 
     Further lines of a family get another dash, hollow or other marks, and a darker or lighter colour.
     """
-    looks: dict[str, Look] = {}
+    looks: dict[str, SeriesStyle] = {}
     taken: dict[tuple[str, str, str], int] = {}
     for name, look in named:
         key = look.colour, look.symbol, look.dash
@@ -280,7 +282,7 @@ def family_looks(named: Iterable[tuple[str, Look]]) -> dict[str, Look]:
     return looks
 
 
-def _variant(look: Look, number: int) -> Look:
+def _variant(look: SeriesStyle, number: int) -> SeriesStyle:
     if not number:
         return look
     shape = look.symbol.removesuffix("-open")
@@ -292,8 +294,8 @@ def _variant(look: Look, number: int) -> Look:
     return replace(look, colour=colour, symbol=symbol, dash=dash)
 
 
-def shades(names: Iterable[str]) -> Callable[[str], Look]:
+def shades(names: Iterable[str]) -> Callable[[str], SeriesStyle]:
     """Return a style by name: colours from dark to light in the order of the names, e.g. layers."""
     listed = list(dict.fromkeys(names))
     colours = sample_colorscale(SHADES, [0.95 * at / max(len(listed) - 1, 1) for at in range(len(listed))])
-    return lambda name: Look(colours[listed.index(name)], name=name)
+    return lambda name: SeriesStyle(colours[listed.index(name)], name=name)

@@ -64,7 +64,7 @@ def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[s
     return [*lines, " ".join(line)]
 
 
-def rejoined(cell: str) -> str:
+def original_text(cell: str) -> str:
     """Return the original text of a cell that `table` broke into lines."""
     return cell.replace(f"{WITHIN}<br>", "").replace("<br>", " ")
 

@@ -115,14 +115,14 @@ FOLLOWS_READER = f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=
 PAGE_STYLE = f"{STYLE}\n:root {{ --beside-figures: 20px; }}\n{FOLLOWS_READER}"
 
 
-class Notes(TypedDict):
+class FigureTexts(TypedDict):
     """A figure's texts besides the title: `notice` (what to look at) and `caption` (how it was measured)."""
 
     notice: NotRequired[str]
     caption: str
 
 
-class Texts(Notes):
+class Texts(FigureTexts):
     """The texts of a figure."""
 
     title: str
@@ -133,7 +133,7 @@ def block_colour(block: int, blocks: int) -> str:
     return QUESTION if block == blocks - 1 else BLOCKS[block % len(BLOCKS)]
 
 
-def pale(colour: str, strength: float = 0.4) -> str:
+def lighten(colour: str, strength: float = 0.4) -> str:
     """Mix `colour` (#rrggbb) with white; strength 1 leaves it unchanged."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
@@ -216,7 +216,7 @@ def plain(text: str) -> str:
     return re.sub(r"<(?!br>|/?su[bp]>)", "&lt;", text)
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escape a user's text for plotly: tags and entities stay literal."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from workbench.methods.presets import METHODS
-from workbench.plots.marks.method_names import named
+from workbench.plots.marks.method_names import with_method_names
 from workbench.results import scores
 
 ASKED = ["source", "data", "seed", "passages"]  # columns that identify a set of questions
@@ -19,7 +19,7 @@ def trials(counts: pd.DataFrame) -> pd.DataFrame:
     Of repeated trials (e.g. on another device) the first is kept. A model without fine-tuning has one name in block
     mode, whatever its trials are called.
     """
-    table = named(scores(counts))
+    table = with_method_names(scores(counts))
     titles = {name: method.title for name, method in METHODS.items()} | TITLES
     table = table.assign(method=table.method.replace(titles))
     untuned = table.model.isin(table.model[table.method == UNTUNED])

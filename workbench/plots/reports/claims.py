@@ -16,24 +16,28 @@ from workbench.experiments.judging.claims import (
     CONTRADICTED,
     OPEN,
     VERDICTS,
-    Judged,
+    Judgement,
     items,
     papers,
     verdict,
 )
 from workbench.plots.marks.pages import render
-from workbench.plots.marks.styles import Look, Looks
+from workbench.plots.marks.styles import SeriesStyle, SeriesStyles
 from workbench.plots.marks.theme import GREEN, MUTED, RED
 
-LOOKS = Looks(
-    {CONFIRMED: Look(GREEN, name=CONFIRMED), CONTRADICTED: Look(RED, name=CONTRADICTED), OPEN: Look(MUTED, name=OPEN)}
+LOOKS = SeriesStyles(
+    {
+        CONFIRMED: SeriesStyle(GREEN, name=CONFIRMED),
+        CONTRADICTED: SeriesStyle(RED, name=CONTRADICTED),
+        OPEN: SeriesStyle(MUTED, name=OPEN),
+    }
 )
 WORDS = {CONFIRMED: "yes", CONTRADICTED: "no", OPEN: "open"}
 Cell = tuple[str, str]  # notebook name, cell id
 
 
 def listing(
-    judged: Sequence[Judged], notebooks: str | Path, *, paper: str = "all", verdict: str = "all", live: bool = False
+    judged: Sequence[Judgement], notebooks: str | Path, *, paper: str = "all", verdict: str = "all", live: bool = False
 ) -> HTML:
     """Draw one row per item and source, with filters by paper and verdict, and links to the cells that show it.
 
@@ -41,7 +45,7 @@ def listing(
     paper, verdict   initial filters: "all", or one of `claims.papers()` and of VERDICTS
     live             link to notebooks in Jupyter, else to report pages
     """
-    rows, cells = listed(judged), shown_in(notebooks)
+    rows, cells = claim_rows(judged), shown_in(notebooks)
     for row in rows:
         row["links"] = [(address(cell, live), f"notebook {cell[0][:2]}") for cell in cells.get(row["item"].item, [])]
     counted = {name: f"{name} ({sum(row['verdict'] == name for row in rows)})" for name in VERDICTS}
@@ -51,7 +55,7 @@ def listing(
     return HTML(render("claims", **shown))
 
 
-def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+def claim_rows(judged: Sequence[Judgement]) -> list[dict[str, Any]]:
     """Return one row per item and source: {key, item, paper, title, source, kind, verdict, number, judged, value: 1}.
 
     A list of symbols claims nothing and has no row. `title` names the paper, and whether the item shows how a method
@@ -71,7 +75,7 @@ def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     return rows
 
 
-def _number(judged: Sequence[Judged], said: str) -> str:
+def _number(judged: Sequence[Judgement], said: str) -> str:
     """Return the deciding number with its threshold; for an open item the undecided number, or what is missing.
 
     Of several with the item's verdict, the one with most questions or runs.
@@ -82,7 +86,7 @@ def _number(judged: Sequence[Judged], said: str) -> str:
         within = best.needs.startswith("the interval")  # its numbers show this
         why = best.needs.partition(" was")[0].partition(" correction")[0]
         threshold = best.side.removesuffix(" points")
-        return f"{best.short}, claimed {threshold}" + (f"; {why}" if why and not within else "")
+        return f"{best.short_number}, claimed {threshold}" + (f"; {why}" if why and not within else "")
     if said != OPEN:
         return "held by tests"
     lacking = [one for one in judged if one.needs and not one.decides and one.claim.kind != "shown"]

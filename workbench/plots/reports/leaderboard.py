@@ -16,8 +16,8 @@ from workbench.metrics.measures import MEASURES, Measure
 from workbench.plots.marks import chart
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.method_names import in_words
-from workbench.plots.marks.styles import Look
-from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish
+from workbench.plots.marks.styles import SeriesStyle
+from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escape_text, finish
 from workbench.results import Results
 
 MOST, NAME = 24, 68  # methods drawn; characters of a name
@@ -43,12 +43,12 @@ def measure_of(board: Board) -> Measure:
     return MEASURES[board.by]
 
 
-def about(board: Board) -> str:
+def describe_board(board: Board) -> str:
     """Describe what a board was measured on."""
     return f"{board.model} on {board.data}, n = {board.n:,} questions, {board.device}, source: {board.source}."
 
 
-def said(entry: Standing) -> str:
+def method_label(entry: Standing) -> str:
     """Return a method's name for a figure: the published one, else in words."""
     name = entry.method.partition(" at ")[0].removesuffix(OWN)
     return METHODS[name].title + entry.method.removeprefix(name) if name in METHODS else in_words(entry.fields)
@@ -72,7 +72,7 @@ def critical(board: Board, most: int = MOST) -> go.Figure:
             y=[place[group[0]] - 0.3, place[group[-1]] + 0.3],
             mode="lines",
             line={"color": colour, "width": 4},
-            name="not distinguished: " + "; ".join(escaped(said(row)) for row in rows),
+            name="not distinguished: " + "; ".join(escape_text(method_label(row)) for row in rows),
             showlegend=False,
             hovertemplate="%{fullData.name}<extra></extra>",
         )
@@ -84,12 +84,12 @@ def critical(board: Board, most: int = MOST) -> go.Figure:
         textposition="middle right",
         textfont={"size": 12, "color": MUTED},
         marker={"size": 9, "color": INK},
-        customdata=[[escaped(said(entry))] for entry in entries],
+        customdata=[[escape_text(method_label(entry))] for entry in entries],
         hovertemplate="<b>%{customdata[0]}</b><br>average rank %{x:.2f}<extra></extra>",
         showlegend=False,
     )
-    names = [f"{entry.rank}. {named}" for entry, named in zip(entries, map(said, entries), strict=True)]
-    names = [escaped(name if len(name) <= NAME else f"{name[: NAME - 1]}…") for name in names]
+    names = [f"{entry.rank}. {named}" for entry, named in zip(entries, map(method_label, entries), strict=True)]
+    names = [escape_text(name if len(name) <= NAME else f"{name[: NAME - 1]}…") for name in names]
     fig.update_yaxes(
         tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6], ticks="", gridcolor=FAINT
     )
@@ -105,32 +105,32 @@ def critical(board: Board, most: int = MOST) -> go.Figure:
     caption += ". Nemenyi's critical difference: "
     return finish(
         fig,
-        title=f"Which methods differ: {escaped(board.title)}",
-        caption=f"{caption}{board.ranks.critical:.2f}. {escaped(about(board))}",
+        title=f"Which methods differ: {escape_text(board.title)}",
+        caption=f"{caption}{board.ranks.critical:.2f}. {escape_text(describe_board(board))}",
         height=26 * len(entries) + 20,
         left=40 + round(6.4 * max(map(len, names))),
     )
 
 
-def front(board: Board) -> go.Figure:
+def pareto_figure(board: Board) -> go.Figure:
     """Draw the ranking measure against the charged share, with intervals; a line joins the Pareto front."""
     measure = measure_of(board)
     shown = [e for e in (*board.entries, *board.over) if e.charged is not None and board.by in e.scores]
     best = sorted((e for e in shown if e.front), key=lambda entry: entry.charged or 0)
     places = [e.charged or 0.0 for e in best], [e.scores[board.by][0] for e in best]
-    lines = [Series("Pareto front", *places, look=Look(MUTED, dash="dot"), width=1.5, mode="lines")]
+    lines = [Series("Pareto front", *places, look=SeriesStyle(MUTED, dash="dot"), width=1.5, mode="lines")]
     for at, entry in enumerate(shown):
         value, low, high = entry.scores[board.by]
-        look = Look(BLOCKS[at % len(BLOCKS)], "circle-open" if entry in board.over else "circle")
-        hover = f"<b>{escaped(said(entry))}</b><br>%{{x:.1%}} charged: {measure.say(value)}"
+        look = SeriesStyle(BLOCKS[at % len(BLOCKS)], "circle-open" if entry in board.over else "circle")
+        hover = f"<b>{escape_text(method_label(entry))}</b><br>%{{x:.1%}} charged: {measure.format_value(value)}"
         ends = [entry.charged or 0.0], [value], [low], [high]
-        lines.append(Series(escaped(said(entry)), *ends, hover, look=look, size=9, mode="markers"))
+        lines.append(Series(escape_text(method_label(entry)), *ends, hover, look=look, size=9, mode="markers"))
     return line_chart(
         [Panel("", lines, *_axes(measure))],
         bars=True,
         height=360,
-        title=f"Quality against charged share: {escaped(board.title)}",
-        caption=f"95% intervals over questions; rings: over the budget. {escaped(about(board))}",
+        title=f"Quality against charged share: {escape_text(board.title)}",
+        caption=f"95% intervals over questions; rings: over the budget. {escape_text(describe_board(board))}",
     )
 
 
@@ -145,25 +145,25 @@ def curves(boards: Sequence[Board]) -> go.Figure | None:
     found: dict[str, dict[float, tuple[float, float, float]]] = {}
     for entry in (entry for board in boards for entry in board.entries):
         if entry.charged is not None and first.by in entry.scores:
-            found.setdefault(RATIO.sub("", said(entry)), {})[entry.charged] = entry.scores[first.by]
+            found.setdefault(RATIO.sub("", method_label(entry)), {})[entry.charged] = entry.scores[first.by]
     if len(found) > MOST:
         published = {method.title for method in METHODS.values()}
         found = {name: points for name, points in found.items() if name in published}
     full = first.full and first.full.scores.get(first.by)
-    beside = f" Full attention: {measure.say(full[0])}." if full else ""
+    beside = f" Full attention: {measure.format_value(full[0])}." if full else ""
     hover = f"%{{x:.1%}} charged: %{{y:{'.1%' if measure.percent else '.3f'}}}"
     lines = []
     for at, (name, points) in enumerate(found.items()):
-        look = Look(BLOCKS[at % len(BLOCKS)], dash=DASHES[at // len(BLOCKS) % len(DASHES)])
+        look = SeriesStyle(BLOCKS[at % len(BLOCKS)], dash=DASHES[at // len(BLOCKS) % len(DASHES)])
         mean, low, high = zip(*(points[share] for share in sorted(points)), strict=True)
         mode = "lines+markers" if len(points) > 1 else "markers"
-        lines.append(Series(escaped(name), sorted(points), mean, low, high, hover, look=look, mode=mode))
+        lines.append(Series(escape_text(name), sorted(points), mean, low, high, hover, look=look, mode=mode))
     return line_chart(
         [Panel("", lines, *_axes(measure))],
         bars=True,
         height=460,
-        title=f"By charged share: {escaped(first.model)} on {escaped(first.data)}",
-        caption=f"95% intervals over questions; click a name to hide it.{beside} {escaped(about(first))}",
+        title=f"By charged share: {escape_text(first.model)} on {escape_text(first.data)}",
+        caption=f"95% intervals over questions; click a name to hide it.{beside} {escape_text(describe_board(first))}",
     )
 
 
@@ -180,7 +180,7 @@ def _axes(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
 def kinds(board: Board) -> go.Figure | None:
     """Draw the ranking measure by kind of question; None for a single kind."""
     rows = [
-        {"method": said(entry), "kind": kind, "value": value, "source": board.source, "n": board.n}
+        {"method": method_label(entry), "kind": kind, "value": value, "source": board.source, "n": board.n}
         for entry in board.entries
         for kind, value in entry.kinds.items()
     ]

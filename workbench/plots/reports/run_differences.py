@@ -13,7 +13,7 @@ from workbench.metrics.measures import MEASURES, Measure
 from workbench.metrics.paired import too_few
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.styles import SYMBOLS
-from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escaped, finish, panel_titles
+from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escape_text, finish, panel_titles
 from workbench.plots.reports.findings import times
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
@@ -43,7 +43,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
         share = measure_of(score).percent
         fig.update_xaxes(title_text="points" if share else "difference", nticks=5, **place)
         fig.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"}, **place)
-    names = [escaped(run if len(run) <= NAME else run[: NAME - 1] + "…") for run in runs]
+    names = [escape_text(run if len(run) <= NAME else run[: NAME - 1] + "…") for run in runs]
     ticks = {"tickvals": list(range(len(runs))), "ticktext": names, "ticks": ""}
     fig.update_yaxes(**ticks, range=[len(runs) - 0.4, -0.6], gridcolor=FAINT)
     panel_titles(fig, 12)
@@ -53,7 +53,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
         f"Beside {found.base.name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
     )
     left = 30 + round(6.2 * max(len(name) for name in names))
-    texts: Texts = {"title": "Comparison of runs", "notice": " ".join(said(found)), "caption": caption}
+    texts: Texts = {"title": "Comparison of runs", "notice": " ".join(run_sentences(found)), "caption": caption}
     if not titled:
         texts = {"title": "Differences", "caption": caption}
     return finish(fig, height=height, above=40, below=56, left=min(left, 330), **texts)
@@ -65,7 +65,7 @@ def _mark(each: RunDifference, at: int) -> go.Scatter:
     ends: dict[str, Any] = {}
     symbol = SYMBOLS[at % len(SYMBOLS)]
     if each.low is None or each.high is None:
-        about, symbol = f"not paired: {escaped(each.why)}", "circle-open"
+        about, symbol = f"not paired: {escape_text(each.why)}", "circle-open"
     else:
         ends = {"error_x": {**interval([value], [each.low * scale], [each.high * scale]), "color": colour}}
         about = f"95% interval {each.low * scale:+.3g} to {each.high * scale:+.3g}, n = {each.n:,}"
@@ -74,7 +74,7 @@ def _mark(each: RunDifference, at: int) -> go.Scatter:
         y=[at],
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 9},
-        customdata=[[escaped(each.run), about, f"{each.one:.4g}", f"{each.other:.4g}"]],
+        customdata=[[escape_text(each.run), about, f"{each.one:.4g}", f"{each.other:.4g}"]],
         hovertemplate="%{customdata[0]}<br>%{x:+.3g} (%{customdata[2]}, baseline %{customdata[3]})<br>%{customdata[1]}"
         "<extra></extra>",
         showlegend=False,
@@ -82,19 +82,19 @@ def _mark(each: RunDifference, at: int) -> go.Scatter:
     )
 
 
-def said(found: RunComparison) -> list[str]:
+def run_sentences(found: RunComparison) -> list[str]:
     """Return one sentence per run, for at most three: its most telling score and its costs."""
     costs = {row["run"]: row for row in found.costs()}
     runs = [run for run in found.runs if run is not found.base]
     parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
     more = [f"{len(runs) - 3} more runs are listed in the table."] if len(runs) > 3 else []
-    about = f", {found.about}" if found.about else ""
+    about = f", {found.model_and_data}" if found.model_and_data else ""
     return [f"Compared with {found.base.name}{about}:", *parts, *more]
 
 
 def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
     by_score = {each.score: each for each in found}
-    words = [sentence(telling([by_score[name] for name in FOREMOST if name in by_score] or found))]
+    words = [sentence(most_telling([by_score[name] for name in FOREMOST if name in by_score] or found))]
     computed = costs["rows_computed_ratio"]
     for cost, (less, more) in CHEAPER.items():
         ratio = costs[f"{cost}_ratio"]
@@ -115,7 +115,7 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
     return f"{found[0].run}: {'; '.join(words)}."
 
 
-def telling(found: Sequence[RunDifference]) -> RunDifference:
+def most_telling(found: Sequence[RunDifference]) -> RunDifference:
     """Return the most telling difference: the largest relative to its interval, if significant (`paired.too_few`).
 
     Losses come before gains; the first difference if none is significant.
@@ -168,7 +168,7 @@ def difference_rows(found: RunComparison) -> Iterable[tuple[str, ...]]:
     for each in found.differences:
         measure = measure_of(each.score)
         gap = f"{measure.say_gap(each.difference)}{measure.unit}"
-        values = measure.say(each.one), measure.say(each.other), gap, ends(each)
+        values = measure.format_value(each.one), measure.format_value(each.other), gap, ends(each)
         yield each.run, measure.label, *values, f"{each.n:,}"
 
 

@@ -8,12 +8,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.experiments.simulation.store_replay import Machine, Replayed
+from workbench.experiments.simulation.store_replay import Machine, ReplayResult
 from workbench.methods.serving import Ticket
 from workbench.plots.marks import chart
 from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.lines import Panel, Series, line_chart
-from workbench.plots.marks.styles import SCHEDULERS, Look
+from workbench.plots.marks.styles import SCHEDULERS, SeriesStyle
 from workbench.plots.marks.theme import BLUE, GREEN, MUTED, ORANGE, RED, SKY, finish, panel_titles
 from workbench.results import HERE
 from workbench.store.events import Event
@@ -39,7 +39,7 @@ def about_machine(machine: Machine) -> str:
     )
 
 
-def timeline(runs: Sequence[Replayed], *, first: int = 0, count: int = 16, machine: str) -> go.Figure:
+def timeline(runs: Sequence[ReplayResult], *, first: int = 0, count: int = 16, machine: str) -> go.Figure:
     """Draw what requests wait for, one panel per scheduler mode (FusionRAG, figure 11)."""
     names = [ticket.name for ticket in runs[0].tickets[first : first + count]]
     fig = make_subplots(
@@ -90,17 +90,17 @@ def _waited(ticket: Ticket) -> Event:
     )
 
 
-def tiers_over_time(run: Replayed, *, machine: str) -> go.Figure:
+def tiers_over_time(run: ReplayResult, *, machine: str) -> go.Figure:
     """Draw lookups by tier and the tiers' content, over time."""
     names = [row["tier"] for row in run.tiers]
-    looks = {name: Look(colour, name=name) for name, colour in zip(names, TIERS, strict=False)}
+    looks = {name: SeriesStyle(colour, name=name) for name, colour in zip(names, TIERS, strict=False)}
     looked: dict[str, list[float]] = {name: [] for name in (*names, "missed")}
     for event in run.events:
         if event.what in ("hit", "miss"):
             looked[event.tier if event.what == "hit" else "missed"].append(event.at)
     lines = []
     for name, moments in looked.items():
-        look = looks.get(name, Look(RED, dash="dash"))
+        look = looks.get(name, SeriesStyle(RED, dash="dash"))
         counts = list(range(1, len(moments) + 1))
         lines.append(Series(name, moments, counts, hover="%{x:.2f} s: %{y:,}", look=look, mode="lines"))
     clock = [at for at, _ in run.held]
@@ -119,7 +119,7 @@ def tiers_over_time(run: Replayed, *, machine: str) -> go.Figure:
     )
 
 
-def heat(run: Replayed, *, most: int = 60, machine: str) -> go.Figure:
+def heat(run: ReplayResult, *, most: int = 60, machine: str) -> go.Figure:
     """Draw the most requested blocks: the tier where each request found them."""
     names = [row["tier"] for row in run.tiers]
     asked = Counter(event.key for event in run.events if event.what in ("hit", "miss"))
@@ -156,7 +156,7 @@ def heat(run: Replayed, *, most: int = 60, machine: str) -> go.Figure:
     )
 
 
-def misses(run: Replayed, *, machine: str) -> go.Figure:
+def misses(run: ReplayResult, *, machine: str) -> go.Figure:
     """Draw misses by their reason."""
     reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss").most_common()
     rows = pd.DataFrame(reasons or [("none", 0)], columns=["reason", "value"]).assign(source=HERE)

@@ -10,11 +10,16 @@ import plotly.graph_objects as go
 from workbench.plots.marks import chart, elements
 from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
-from workbench.plots.marks.theme import Notes, finish, legend_over
+from workbench.plots.marks.theme import FigureTexts, finish, legend_over
 
 
 def frames(
-    records: Sequence[Mapping[str, Any]], *, columns: int, rows: Sequence[str], active: int = 0, **notes: Unpack[Notes]
+    records: Sequence[Mapping[str, Any]],
+    *,
+    columns: int,
+    rows: Sequence[str],
+    active: int = 0,
+    **notes: Unpack[FigureTexts],
 ) -> go.Figure:
     """Draw one frame per record of `sessions.follow`; the slider starts at record `active`.
 
@@ -29,7 +34,7 @@ def frames(
     swatches(fig, {look.name: look.colour for look in REUSE_STATUSES.values()})
     fig.frames = elements.frames({str(at): [picture] for at, picture in enumerate(pictures)})
     height = max(120, 30 * len(rows))
-    slider = elements.frame_slider([said(r) for r in records], active, "frame ", spoken=True, pad=56)
+    slider = elements.frame_slider([describe_frame(r) for r in records], active, "frame ", spoken=True, pad=56)
     fig.update_layout(sliders=[slider], legend=legend_over(height, 6, itemclick=False))
     ticks = {"tickvals": [1, *range(8, columns + 1, 8)], "ticks": "", "range": [0.4, columns + 0.6]}
     fig.update_xaxes(title_text="block within the table", showgrid=False, **ticks)
@@ -37,7 +42,7 @@ def frames(
     return finish(fig, title="Blocks by frame", height=height, above=40, below=148, left=60, **notes)
 
 
-def said(record: Mapping[str, Any]) -> str:
+def describe_frame(record: Mapping[str, Any]) -> str:
     """Describe a frame in one line: the event and its cost."""
     numbers = {status: record[f"blocks_{status}"] for status in REUSE_STATUSES}
     counts = ", ".join(f"{number} {status}" for status, number in numbers.items() if number)

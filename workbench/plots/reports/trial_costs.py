@@ -16,11 +16,11 @@ from workbench.core.errors import BadInput
 from workbench.metrics.measures import MEASURES
 from workbench.plots.marks import chart
 from workbench.plots.marks.method_names import FIELDS, cached, measure_of
-from workbench.plots.marks.styles import MODES, SELECTORS, Look
+from workbench.plots.marks.styles import MODES, SELECTORS, SeriesStyle
 from workbench.plots.marks.table import table
-from workbench.plots.marks.theme import BLUE, GREEN, INK, ORANGE, RED, escaped, finish
-from workbench.plots.reports.findings import joined
-from workbench.results import beside, scores
+from workbench.plots.marks.theme import BLUE, GREEN, INK, ORANGE, RED, escape_text, finish
+from workbench.plots.reports.findings import join_words
+from workbench.results import scores, with_trial_measure
 
 MOST_LINES = 6  # (model, data) pairs in one figure
 QUESTIONS = ["source", "model", "data", "seed", "passages"]  # columns that identify a set of questions
@@ -45,7 +45,7 @@ def _of_selectors(table: pd.DataFrame) -> "pd.Series[bool]":
     return table[["sparse", "correct", "attend"]].isin(NOTHING).all(axis=1)
 
 
-def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
+def with_charged_share(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     """Add `charged_share` to rows of `counts`: tokens charged over those of full attention on the same questions.
 
     Rows without either are dropped; full attention computes every token.
@@ -54,7 +54,7 @@ def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     known = counts[(counts.measure == "rows_charged") & counts.kind.isin(["", "all"])]
     full = known[(known["mode"] == "full") & known["sparse"].isin(NOTHING)]
     whole = full.groupby(asked, dropna=False, as_index=False).value.mean().rename(columns={"value": "whole"})
-    found = beside(pd.concat([rows, known], ignore_index=True), "rows_charged").merge(whole, on=asked)
+    found = with_trial_measure(pd.concat([rows, known], ignore_index=True), "rows_charged").merge(whole, on=asked)
     found = found[found.measure.isin(rows.measure)]
     return found.assign(charged_share=found.rows_charged / found.whole).drop(columns="whole")
 
@@ -102,7 +102,7 @@ def at_ratio(table: pd.DataFrame, ratio: float) -> pd.DataFrame:
     return table[plain | ((table.ratio - ratio).abs() < 0.005)]
 
 
-def named(table: pd.DataFrame) -> pd.DataFrame:
+def with_policy_names(table: pd.DataFrame) -> pd.DataFrame:
     """Add `name` (full attention, the mode, or the selector) and `cached` (the preprocessing in words)."""
     words = table["select"].replace("", "none").map(SELECTORS.name_of)
     words += table["positions"].map({"naive": ", naive positions"}).fillna("")
@@ -115,7 +115,7 @@ def plain_reuse(counts: pd.DataFrame) -> pd.DataFrame:
     """Return the counts of full attention and of independently cached blocks, with `name` and `where`."""
     alike = _of_selectors(counts) & counts["select"].isin(NOTHING) & counts.prepare.isin(("", "independent"))
     rows = counts[alike & counts["mode"].isin(("full", "block"))]
-    return named(rows.assign(where=rows.model + " on " + rows.data))
+    return with_policy_names(rows.assign(where=rows.model + " on " + rows.data))
 
 
 COSTS = {
@@ -182,7 +182,7 @@ def _name(row: pd.Series, differing: list[str]) -> str:
     return ", ".join(([model] if "model" in differing else []) + words)
 
 
-def _look(row: pd.Series) -> Look:
+def _look(row: pd.Series) -> SeriesStyle:
     return MODES["full"] if row["mode"] == "full" else SELECTORS.of(str(row["select"]))
 
 
@@ -196,13 +196,14 @@ def best_of(trials: pd.DataFrame, score: str, cost: str) -> str:
         ordered[ordered[f"{score}_low"] <= best[score]] if lower else ordered[ordered[f"{score}_high"] >= best[score]]
     )
     cheap = reach.sort_values(cost).iloc[0]
-    parts = [f"Best is {_at(best)} with {measure.say(best[score])}"]
+    parts = [f"Best is {_at(best)} with {measure.format_value(best[score])}"]
     if cheap.name != best.name and cheap[cost] < best[cost]:
         share = cheap[cost] / best[cost] if best[cost] else 1
         parts.append(
-            f"{_at(cheap)} reaches it within its interval ({measure.say(cheap[score])}) at {share:.0%} of the cost"
+            f"{_at(cheap)} reaches it within its interval ({measure.format_value(cheap[score])}) "
+            f"at {share:.0%} of the cost"
         )
-        return f"{joined(parts)}."
+        return f"{join_words(parts)}."
     return f"{parts[0]}; no cheaper trial reaches it within its interval."
 
 
@@ -216,7 +217,7 @@ LOOKS = {"reused": BLUE, "recomputed": ORANGE, "encoded": RED, "computed": INK, 
 TIERS = {"memory": BLUE, "disk": ORANGE, "remote": RED}
 
 
-def held(found: Mapping[str, Any]) -> go.Figure:
+def store_contents(found: Mapping[str, Any]) -> go.Figure:
     """Draw the contents of a store: `found` is from `store.files.scrub.describe`."""
     rows = [
         [name, f"{found[name]:,}"] for name in ("blocks", "tokens", "files", "bytes") if found.get(name) is not None
@@ -249,7 +250,7 @@ def requests_of(receipts: Sequence[Mapping[str, Any]], unit: str, name: str, mis
         heights = [float(values[group].mean()) for group in groups]
         colour = LOOKS.get(key) or TIERS.get(key, BLUE)
         marker = {"color": colour, "line": {"width": 0}}
-        fig.add_bar(x=[int(group[0]) for group in groups], y=heights, name=escaped(key), marker=marker)
+        fig.add_bar(x=[int(group[0]) for group in groups], y=heights, name=escape_text(key), marker=marker)
     fig.update_layout(barmode="stack", bargap=0.05)
     fig.update_xaxes(title_text="request")
     fig.update_yaxes(title_text=f"{unit} per request", rangemode="tozero")

@@ -79,7 +79,7 @@ LEAST = 1e-7  # minimum of an axis
 
 def key_rankings(ranked: Sequence[Rankings], *, budget: float, window: int, about: str) -> go.Figure:
     """Draw the keys of the head whose mean ranking misses most; `budget`: share of keys that a ranking may select."""
-    worst = max(ranked, key=lambda one: one.missed(budget))
+    worst = max(ranked, key=lambda one: one.missed_share(budget))
     by_mean, by_peak = (mask.numpy() for mask in worst.largest(budget))
     groups = {
         "neither": (~by_mean & ~by_peak, FAINT),

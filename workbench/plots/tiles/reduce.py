@@ -26,7 +26,7 @@ def shares(rule: MaskRule, length: int, cells: int = 512) -> np.ndarray:
     return torch.where(total > 0, (share * 255).round().clamp(1, 255), 0).to(torch.uint8).numpy()
 
 
-def firsts(length: int, cells: int = 512) -> np.ndarray:
+def cell_starts(length: int, cells: int = 512) -> np.ndarray:
     """Return the first position of each cell, int64 [N]."""
     count = min(length, cells)
     return -(-np.arange(count) * length // count)
@@ -47,7 +47,7 @@ def blocks(x: np.ndarray, cells: int, how: str = "max", across: str | None = Non
     `across` replaces `how` for columns.
     """
     for axis, each in ((0, how), (1, across or how)):
-        starts = firsts(x.shape[axis], cells)
+        starts = cell_starts(x.shape[axis], cells)
         if len(starts) == x.shape[axis]:
             continue
         whole = x if each == "max" else x.astype(np.float64)

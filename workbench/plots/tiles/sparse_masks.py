@@ -10,11 +10,11 @@ from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.registry import spec_of
 from workbench.methods.sparse import Sparse
-from workbench.methods.sparse._small import small
+from workbench.methods.sparse._small import for_tile_size
 from workbench.methods.sparse.bfla import Bfla
-from workbench.metrics.tiles.tile_recall import ORACLE, BflaRules, Chosen, chosen, rule_records
+from workbench.metrics.tiles.tile_recall import ORACLE, BflaRules, SelectedTiles, rule_records, select_by
 from workbench.metrics.tiles.tile_states import States
-from workbench.plots.marks.elements import some
+from workbench.plots.marks.elements import pick_evenly
 from workbench.plots.marks.styles import SPARSE_METHODS
 from workbench.plots.tiles.tile_recall import (
     DensityCurve,
@@ -26,7 +26,7 @@ from workbench.plots.tiles.tile_recall import (
 )
 from workbench.plots.tiles.union import bfla_rules, first_rule
 
-Choices = Mapping[str, Mapping[int, Chosen]]  # method → layer → selection
+Choices = Mapping[str, Mapping[int, SelectedTiles]]  # method → layer → selection
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -35,7 +35,7 @@ def named_specs(methods: Sequence[str], tile: int) -> dict[str, str]:
 
     Raises BadInput for none, and for duplicates.
     """
-    specs = {SPARSE_METHODS.name_of(spec): small(spec, tile) for spec in methods}
+    specs = {SPARSE_METHODS.name_of(spec): for_tile_size(spec, tile) for spec in methods}
     if not methods or len(specs) < len(methods):
         raise BadInput(f"methods are {methods}: name at least one, and each only once")
     return specs
@@ -43,18 +43,18 @@ def named_specs(methods: Sequence[str], tile: int) -> dict[str, str]:
 
 def unfitted(specs: Mapping[str, str]) -> dict[str, Sparse]:
     """Return the methods that need nothing fitted to a model, by name. Raises BadInput if all do."""
-    methods = {name: sparse.named(spec) for name, spec in specs.items()}
-    free = {name: method for name, method in methods.items() if not method.fitted}
+    methods = {name: sparse.from_spec(spec) for name, spec in specs.items()}
+    free = {name: method for name, method in methods.items() if not method.needs_fitting}
     if not free:
         raise BadInput(f"methods are {list(specs.values())}: at least one must need nothing that was fitted to a model")
     return free
 
 
 def kept_maps(
-    choices: Choices, best: Mapping[int, Chosen], *, share: float, layer: int, head: int, caption: str
+    choices: Choices, best: Mapping[int, SelectedTiles], *, share: float, layer: int, head: int, caption: str
 ) -> go.Figure:
     """Draw the tiles that methods keep over true attention, and the fewest that hold `share` of it (`best`)."""
-    layers, heads = some(list(best), layer), some(range(len(best[layer].mass)), head)
+    layers, heads = pick_evenly(list(best), layer), pick_evenly(range(len(best[layer].mass)), head)
     panels = {f"needed for {share:.0%} of the attention": best, **choices}
     return maps(
         {name: [[of_head(panel[i], h) for h in heads] for i in layers] for name, panel in panels.items()},
@@ -89,10 +89,11 @@ def threshold_slider(
     size = next(iter(methods.values())).size
     steps = []
     for r in (r for r in records[: -len(ORACLE)] if r["method"] == main):
-        choice = chosen(states, layer, methods[main].with_threshold(r["value"]), share)
+        choice = select_by(states, layer, methods[main].with_threshold(r["value"]), share)
         sentence = (
             f"{r['option']} = {r['value']:g}: this head keeps {choice.density()[head]:.0%} of the pairs and "
-            f"{choice.held()[head]:.0%} of the attention, {int(choice.missed[head].sum())} needed tiles are dropped; "
+            f"{choice.mass_kept()[head]:.0%} of the attention, "
+            f"{int(choice.missed[head].sum())} needed tiles are dropped; "
             f"over all heads: {r['density']:.0%} and {r['mass']:.0%}"
         )
         steps.append(ThresholdStep(of_head(choice, head), sentence, r["density"], r["mass"]))
@@ -123,7 +124,7 @@ def kept_by_rule(
 ) -> go.Figure:
     """Draw which of BFLA's rules keeps a tile, by layer; the KV head of the query head `head` is shown first."""
     group = states.heads // states.kv_heads
-    layers, heads = some(list(causes), layer), some(range(states.kv_heads), head // group)
+    layers, heads = pick_evenly(list(causes), layer), pick_evenly(range(states.kv_heads), head // group)
     added = pd.DataFrame(rule_records(causes)).groupby("rule", sort=False)[["density", "attention"]].mean()
     return bfla_rules(
         [[first_rule(causes[i], h) for h in heads] for i in layers],

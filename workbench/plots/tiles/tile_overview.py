@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from workbench.plots.marks.elements import choice_menu, steered
-from workbench.plots.marks.theme import FAINT, INK, PAPER, Notes, Texts, finish, panel_titles
+from workbench.plots.marks.elements import choice_menu, finish_with_slider
+from workbench.plots.marks.theme import FAINT, INK, PAPER, FigureTexts, Texts, finish, panel_titles
 from workbench.plots.tiles.reduce import blocks
 from workbench.plots.tiles.tile_recall import (
     RAMPS,
@@ -30,7 +30,7 @@ SCALE = [[0, PAPER], [0.5 / 255, PAPER], [0.5 / 255, FAINT], [1.5 / 255, FAINT],
 SCALE += [[1, RAMPS["kept"][1]]]
 
 
-def reduced(kept: np.ndarray, cells: int, how: str) -> np.ndarray:
+def reduce_tiles(kept: np.ndarray, cells: int, how: str) -> np.ndarray:
     """Reduce `kept` [I, I] of a whole prompt to uint8 [n, n], n at most `cells`; no kept tile is lost.
 
     0 is the future, 1 nothing kept, 2 to 255 the share of a cell's causal tiles that is kept ("mean"), or 255 where any
@@ -44,16 +44,16 @@ def reduced(kept: np.ndarray, cells: int, how: str) -> np.ndarray:
 
 
 def pictures(kept: Tensor, cells: int) -> dict[str, np.ndarray]:
-    """Return the `reduced` pictures of all heads of `kept` [H, I, I] as menu entries, the last head first."""
+    """Return the `reduce_tiles` pictures of all heads of `kept` [H, I, I] as menu entries, the last head first."""
     return {
-        f"head {head}: {words}": reduced(kept[head].cpu().numpy(), cells, how)
+        f"head {head}: {words}": reduce_tiles(kept[head].cpu().numpy(), cells, how)
         for head in reversed(range(len(kept)))
         for how, words in REDUCTIONS.items()
     }
 
 
 def overview(
-    panels: Panels, span: Span, *, detail: Span | None = None, columns: int = 3, **notes: Unpack[Notes]
+    panels: Panels, span: Span, *, detail: Span | None = None, columns: int = 3, **notes: Unpack[FigureTexts]
 ) -> go.Figure:
     """Draw whole prompts side by side; the menu selects "head 0, share of tiles kept", …; `detail` is framed."""
     choices: Sequence[str] = list(next(iter(panels.values())))
@@ -75,10 +75,10 @@ def overview(
     return finish(fig, title="Overview of a long prompt", height=height, above=62, below=56, left=76, **notes)
 
 
-def zoomed(
+def overview_figure(
     z: np.ndarray, span: Span, detail: Cells, window: Span, *, names: Sequence[str], **texts: Unpack[Texts]
 ) -> go.Figure:
-    """Draw one head's selection: the overview (`reduced`), and the tiles of `window` over true attention.
+    """Draw one head's selection: the overview (`reduce_tiles`), and the tiles of `window` over true attention.
 
     `names`: of the two panels.
     """
@@ -89,7 +89,7 @@ def zoomed(
     axes(fig, span, row=1, col=1)
     axes(fig, window, row=1, col=2)
     _frame(fig, window, 1, 1)
-    return steered(fig, SIDE, **texts)
+    return finish_with_slider(fig, SIDE, **texts)
 
 
 def _heatmap(z: np.ndarray, span: Span) -> go.Heatmap:

@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.metrics.tiles.tile_recall import Chosen, TileWindow
-from workbench.plots.marks.elements import choice_menu, frame_slider, layer_slider, steered, swatches
-from workbench.plots.marks.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Notes, Texts
+from workbench.metrics.tiles.tile_recall import SelectedTiles, TileWindow
+from workbench.plots.marks.elements import choice_menu, finish_with_slider, frame_slider, layer_slider, swatches
+from workbench.plots.marks.theme import BLUE, FAINT, INK, PAPER, RED, RULE, FigureTexts, Texts
 from workbench.plots.tiles.reduce import blocks
 
 LEVELS, CELLS, COLUMNS = 50, 96, 3
@@ -67,7 +67,7 @@ def cells(
     return Cells(z + np.where(z > 0, level.round(), 0).astype(np.uint8), (100 * share).round().astype(np.uint8))
 
 
-def of_head(choice: Chosen, head: int, most: int = CELLS) -> Cells:
+def of_head(choice: SelectedTiles, head: int, most: int = CELLS) -> Cells:
     """Return the picture of one head's selection."""
     parts = (choice.mass[head], choice.kept[head], choice.needed[head], choice.grid.causal)
     mass, kept, needed, causal = (x.cpu().numpy() for x in parts)
@@ -132,7 +132,7 @@ def maps(
     }
     menu = choice_menu([f"head {number}" for number in heads], len(panels), height, (), head, len(RAMPS))
     slider = layer_slider(layers, layer) if len(layers) > 1 else None
-    return steered(fig, height, pictures_of, slider, menu, **texts)
+    return finish_with_slider(fig, height, pictures_of, slider, menu, **texts)
 
 
 def token_panels(titles: Sequence[str], columns: int) -> go.Figure:
@@ -190,7 +190,7 @@ def by_threshold(
     names: Mapping[str, str],
     *,
     active: int,
-    **notes: Unpack[Notes],
+    **notes: Unpack[FigureTexts],
 ) -> go.Figure:
     """Draw a threshold under a slider: its kept tiles, and its point on the curve of attention over density.
 
@@ -225,7 +225,7 @@ def by_threshold(
     fig.update_layout(legend2={"x": 0.995, "xanchor": "right", "y": 0.03, "yanchor": "bottom", "orientation": "v"})
     pictures = {str(at): [_replaced(step.picture), _point(step)] for at, step in enumerate(steps)}
     slider = frame_slider([step.sentence for step in steps], active, spoken=True, pad=52)
-    return steered(fig, SIDE, pictures, slider, below=132, title="Attention kept by density", **notes)
+    return finish_with_slider(fig, SIDE, pictures, slider, below=132, title="Attention kept by density", **notes)
 
 
 def _point(step: ThresholdStep) -> go.Scatter:

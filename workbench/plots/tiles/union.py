@@ -10,9 +10,9 @@ from plotly.subplots import make_subplots
 
 from workbench.metrics.tiles.tile_recall import BflaRules
 from workbench.metrics.tiles.tile_states import Union
-from workbench.plots.marks.elements import choice_menu, frame_slider, layer_slider, steered, swatches
+from workbench.plots.marks.elements import choice_menu, finish_with_slider, frame_slider, layer_slider, swatches
 from workbench.plots.marks.elements import steps as scale
-from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, ORANGE, PAPER, PINK, RULE, SKY, SMALLEST, Notes
+from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, ORANGE, PAPER, PINK, RULE, SKY, SMALLEST, FigureTexts
 from workbench.plots.tiles.reduce import blocks
 from workbench.plots.tiles.tile_recall import CELLS, Span, axes, image
 
@@ -41,7 +41,7 @@ def bfla_rules(
     heads: Sequence[int],
     layer: int = 0,
     head: int = 0,
-    **notes: Unpack[Notes],
+    **notes: Unpack[FigureTexts],
 ) -> go.Figure:
     """Draw which rule keeps a tile; a slider selects the layer, a menu the KV head.
 
@@ -72,7 +72,7 @@ def bfla_rules(
     pictures = {str(n): [go.Heatmap(z=z) for z in maps[at]] for at, n in enumerate(layers)}
     menu = choice_menu([f"KV head {number}" for number in heads], 1, SIDE, (), head, 3 + len(added))
     slider = layer_slider(layers, layer) if len(layers) > 1 else None
-    return steered(fig, SIDE, pictures, slider, menu, title="Why BFLA keeps a tile", **notes)
+    return finish_with_slider(fig, SIDE, pictures, slider, menu, title="Why BFLA keeps a tile", **notes)
 
 
 PAGES = {  # numbered from 2; 0 is the future, 1 not selected
@@ -114,7 +114,7 @@ def page_lists(measured: Union) -> tuple[np.ndarray, np.ndarray]:
 
 
 def union(
-    unions: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[Notes]
+    unions: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[FigureTexts]
 ) -> go.Figure:
     """Draw the union of one chunk step by step; a slider selects the layer, a menu the execution group."""
     groups, now = len(unions[0].groups), unions[layer]
@@ -139,7 +139,7 @@ def union(
     slider = frame_slider(sentences, layer, "layer ", spoken=True, pad=48) if len(unions) > 1 else None
     menu = choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))
     title = "From a mask to a list of pages"
-    return steered(fig, total, replaced, slider, menu, below=132, title=title, **notes)
+    return finish_with_slider(fig, total, replaced, slider, menu, below=132, title=title, **notes)
 
 
 def _names(measured: Union) -> list[str]:

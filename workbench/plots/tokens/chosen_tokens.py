@@ -9,8 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 from torch import Tensor
 
-from workbench.data.prompt_view import Reading
-from workbench.plots.attention.masks import shown
+from workbench.data.prompt_view import PromptView
+from workbench.plots.attention.masks import token_label
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.elements import button, menu, switch
 from workbench.plots.marks.styles import SELECTORS
@@ -65,7 +65,7 @@ def coloured(
         **next(iter(looks.values())),
     )
     font = {"family": MONO, "size": 12, "color": INK}
-    letters = {"x": column, "y": line, "text": [shown(token, 40) for token in words], "textfont": font}
+    letters = {"x": column, "y": line, "text": [token_label(token, 40) for token in words], "textfont": font}
     # after all tokens' boxes, so that none covers text
     fig.add_scatter(**letters, mode="text", textposition="middle right", hoverinfo="skip", showlegend=False)
     fig.update_traces(cliponaxis=False)
@@ -141,7 +141,7 @@ def _look(choice: Choice, count: int, part: slice) -> dict[str, Any]:
 
 
 def chosen_text(
-    view: Reading, scores: Mapping[str, Tensor], choices: Mapping[str, Tensor], *, ratio: float, about: str
+    view: PromptView, scores: Mapping[str, Tensor], choices: Mapping[str, Tensor], *, ratio: float, about: str
 ) -> go.Figure:
     """Draw one prompt's text with every selector's scores [T], and frame its selected rows [R]."""
     answers = f"({', '.join(view.answers)}) " if view.answers else ""

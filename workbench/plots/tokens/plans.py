@@ -15,8 +15,8 @@ from workbench.metrics.kv.selection import TokenStages
 from workbench.plots.marks.bars import EDGE, Bars, bar_chart
 from workbench.plots.marks.elements import block_axis, block_edges, steps, swatches
 from workbench.plots.marks.lines import Panel, Series, line_chart
-from workbench.plots.marks.styles import REUSE_STATUSES, SECONDS, TOKENS, Look, block_hovers
-from workbench.plots.marks.theme import BLUE, FAINT, INK, ORANGE, PAPER, RED, RULE, Texts, finish, pale
+from workbench.plots.marks.styles import REUSE_STATUSES, SECONDS, TOKENS, SeriesStyle, block_hovers
+from workbench.plots.marks.theme import BLUE, FAINT, INK, ORANGE, PAPER, RED, RULE, Texts, finish, lighten
 
 
 def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[Texts]) -> go.Figure:
@@ -37,7 +37,7 @@ def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[
     for status, placed in bars.items():
         rows, sizes = ([bar[i] for bar in placed] or [None] for i in (0, 2))
         starts, hovers = ([bar[i] for bar in placed] for i in (1, 3))
-        look = REUSE_STATUSES.get(status, Look(INK, name=status))
+        look = REUSE_STATUSES.get(status, SeriesStyle(INK, name=status))
         more = {"base": starts, "marker": EDGE}
         drawn.append(Bars(look.name, look.colour, rows, sizes, "%{customdata}<extra></extra>", hovers, more))
     count = len(records)
@@ -75,7 +75,7 @@ def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack
 
 STAGES = {  # numbered from 1
     "cached before the request": BLUE,
-    "scored by the selector, in some layers": pale(ORANGE, 0.55),
+    "scored by the selector, in some layers": lighten(ORANGE, 0.55),
     "computed at the request": RED,
 }
 ROW = 34  # px
@@ -124,7 +124,7 @@ def fusion_mask(prompt: Prompt, chosen: Sequence[int]) -> go.Figure:
     mask = visible(plan.sees, plan.rows, torch.arange(len(prompt))).numpy()
     fresh = np.isin(np.arange(len(prompt)), plan.rows.numpy())
     shown = np.where(mask, np.where(fresh, 2, 1), 0)
-    looks = {"hidden": FAINT, "read from the cache": pale(BLUE, 0.6), "computed in this pass": RED}
+    looks = {"hidden": FAINT, "read from the cache": lighten(BLUE, 0.6), "computed in this pass": RED}
     fig = go.Figure(
         go.Heatmap(
             z=shown, zmin=-0.5, zmax=2.5, colorscale=steps(list(looks.values())), showscale=False, xgap=3, ygap=3

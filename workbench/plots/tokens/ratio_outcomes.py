@@ -104,7 +104,7 @@ def is_right(answer: str, expected: Sequence[str]) -> bool | None:
     return bool(exact_match(answer, expected)) if expected else None
 
 
-def enough(outcomes: Outcomes, answer: str) -> dict[str, float | None]:
+def smallest_ratios(outcomes: Outcomes, answer: str) -> dict[str, float | None]:
     """Return each selector's smallest ratio that gives `answer`, or None.
 
     Ratio 1 is excluded: it recomputes everything, which is full attention.

@@ -20,7 +20,7 @@ pages   are read and verified before they are returned; an unreadable page is an
 writes  to returned pages are private to the process
 
 Later it is not: pages dropped by the system are read again, unverified, and a failing disk, or a program that modifies
-the file in place, can then kill the process. To keep a block, keep `owned(kv)`.
+the file in place, can then kill the process. To keep a block, keep `unmapped_copy(kv)`.
 """
 
 import json
@@ -70,7 +70,7 @@ class MappedKV(KV):
     """KV whose tensors are mapped pages of a file; use or copy it at once."""
 
 
-def owned(kv: KV) -> KV:
+def unmapped_copy(kv: KV) -> KV:
     """Return read-only KV that is not mapped: `kv` itself if it is that already, else a copy."""
     return kv if kv.read_only and not isinstance(kv, MappedKV) else kv.clone().lock()
 
@@ -84,7 +84,9 @@ def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = 
     for key, kv in blocks.items():
         for name, x in zip(file_header.names(key, len(kv.keys)), kv.tensors(), strict=True):
             if not finite(x):
-                raise BadInput(f"{short(name)} of block {key[:16]} hold NaN or infinity: such a block is not kept")
+                raise BadInput(
+                    f"{tensor_label(name)} of block {key[:16]} hold NaN or infinity: such a block is not kept"
+                )
             tensors[name] = x.detach().cpu().contiguous()
     devices = {kv.keys[0].device.type for kv in blocks.values()}
     identities = {key: key.identity._asdict() for key in blocks if isinstance(key, Key) and key.identity}
@@ -162,7 +164,7 @@ def verify(memory: Memory, extent: Extent, known: Contents) -> None:
     for name, place, offset in zip(extent.names, extent.places, extent.offsets, strict=True):
         part = memory[offset : offset + place.size]
         if known.checksums.get(name) != crc32(part, seed_of(name, place.dtype, place.shape)):
-            raise Unusable(f"the checksum of {short(name)} is wrong")
+            raise Unusable(f"the checksum of {tensor_label(name)} is wrong")
 
 
 def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | None]:
@@ -217,7 +219,7 @@ def finite(x: Tensor) -> bool:
     return bool(torch.isfinite(least) & torch.isfinite(most))
 
 
-def short(name: str) -> str:
+def tensor_label(name: str) -> str:
     """Return a readable name of a tensor: "keys of layer 3"."""
     part, layer = name.split(".")[-2:]
     return f"the {'keys' if part == 'k' else 'values'} of layer {layer}"

@@ -11,7 +11,7 @@ from workbench.store.folder import FolderStore
 
 
 @dataclass(frozen=True)
-class Collected:
+class GarbageCollected:
     """Result of `collect_garbage`; sizes are in bytes of files."""
 
     folder: str
@@ -22,7 +22,7 @@ class Collected:
     blocks: int
 
 
-def collect_garbage(folder: Path, budget: int) -> Collected:
+def collect_garbage(folder: Path, budget: int) -> GarbageCollected:
     """Delete files until at most `budget` bytes are left, the least recently read first.
 
     Quarantined and partial files are deleted before any other. A file is deleted with all its blocks, which are then
@@ -58,7 +58,7 @@ def collect_garbage(folder: Path, budget: int) -> Collected:
                 manifest.forget_files(folder, deleted)
                 quarantine.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")
         sync(folder)
-    return Collected(str(folder), budget, before, size, len(deleted), len(gone))
+    return GarbageCollected(str(folder), budget, before, size, len(deleted), len(gone))
 
 
 def _last_read(path: Path) -> tuple[float, str]:

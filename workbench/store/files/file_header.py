@@ -66,7 +66,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Location of a tensor in its file."""
 
     dtype: torch.dtype
@@ -93,7 +93,7 @@ class Extent:
     """How a block is read: the smallest number of byte ranges, and the tensors in them."""
 
     names: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[TensorLocation, ...]
     offsets: tuple[int, ...]
     runs: tuple[TokenRun, ...]
     crc: int | None  #: CRC-32 of all its bytes; None: only checksums of single tensors
@@ -113,7 +113,7 @@ class Contents:
 
     starts: dict[str, int]
     layers: int
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorLocation]
     state: State
     checksums: dict[str, int]
     identities: dict[str, Identity]
@@ -157,7 +157,7 @@ def contents(opened: Opened, state: State | None = None) -> Contents:
         raise Unusable(f"its header is broken: {type(problem).__name__}: {str(problem)[:80]}") from None
 
 
-def quietly(path: Path) -> FileIO:
+def open_without_atime(path: Path) -> FileIO:
     """Open a file without updating its access time: only hits count as uses.
 
     Raises Unusable if that fails, and for a folder, pipe or device.
@@ -226,15 +226,15 @@ def _check_entries(entries: Mapping[str, str], text: bytes) -> None:
         raise Unusable("the checksum of its tensors' places is wrong")
 
 
-def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
+def _place(begin: int, tensor: Mapping[str, Any]) -> TensorLocation:
     first, last = tensor["data_offsets"]
-    place = Place(DTYPES[tensor["dtype"]], tuple(map(int, tensor["shape"])), begin + first)
+    place = TensorLocation(DTYPES[tensor["dtype"]], tuple(map(int, tensor["shape"])), begin + first)
     if first < 0 or len(place.shape) != 3 or min(place.shape) < 0 or last - first != place.size:
         raise Unusable(f"a tensor of shape {list(place.shape)} has {last - first} bytes")
     return place
 
 
-def _extent(tensor_names: tuple[str, ...], tensors: Mapping[str, Place], crc: int | None) -> Extent:
+def _extent(tensor_names: tuple[str, ...], tensors: Mapping[str, TensorLocation], crc: int | None) -> Extent:
     places = tuple(tensors[name] for name in tensor_names)
     offsets: dict[int, int] = {}
     runs: list[TokenRun] = []

@@ -15,7 +15,7 @@ from workbench.core.utils.files import check_place, sync, write_new, write_text,
 from workbench.core.utils.versions import versions
 from workbench.store.files import MANIFEST as MANIFEST
 from workbench.store.files.block_file import SUFFIX
-from workbench.store.files.file_header import Contents, Unusable, contents, quietly
+from workbench.store.files.file_header import Contents, Unusable, contents, open_without_atime
 from workbench.store.keys import FORMAT_VERSION
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Damaged(ValueError):
     """Raised for a manifest that is not a JSON object, or whose checksum is wrong."""
 
 
-class Gone(Damaged):
+class MissingManifest(Damaged):
     """Raised for a manifest that is missing or empty; the identities in the block files are then checked."""
 
 
@@ -41,7 +41,7 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
     try:
         if new and not (folder / MANIFEST).is_file():
             _create(folder, kind or {}, durable)
-        stored = read(folder)
+        stored = read_kind(folder)
     except PermissionError as problem:
         raise BadInput(f"{folder} must not be read: {problem.strerror}") from None
     except Damaged as problem:
@@ -55,17 +55,17 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
                 write_text(folder / MANIFEST, text(stored), durable)
         except BadInput as refused:
             log.warning("%s", refused)
-    return agreed(folder, stored, kind)
+    return check_kind(folder, stored, kind)
 
 
 def _check_blocks(folder: Path, kind: Mapping[str, Any], problem: Damaged) -> None:
     """Raise BadInput if the folder has blocks of another model or dtype than `kind`, from the files' headers."""
     checked = 0
     for path in islice(sorted(folder.glob(f"*{SUFFIX}")), SAMPLED):
-        with suppress(Unusable, OSError), quietly(path) as opened_file:
+        with suppress(Unusable, OSError), open_without_atime(path) as opened_file:
             check_identities(folder, header := contents(opened_file), kind, problem)
             checked += len(header.identities)
-    if isinstance(problem, Gone) and not checked:
+    if isinstance(problem, MissingManifest) and not checked:
         raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
 
 
@@ -81,7 +81,7 @@ def check_identities(place: Path | str, header: Contents, kind: Mapping[str, Any
                 )
 
 
-def agreed(place: Path | str, stored: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_kind(place: Path | str, stored: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the kind of a manifest, which must equal `kind` unless it is None. Raises BadInput, naming what differs.
 
     Manifests of earlier versions do not name the tokenizer, which is then not compared.
@@ -96,7 +96,7 @@ def agreed(place: Path | str, stored: dict[str, Any], kind: Mapping[str, Any] | 
     return {name: value for name, value in stored.items() if name != MADE}
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_kind(folder: Path) -> dict[str, Any]:
     """Return the kind in a folder's manifest. Raises Damaged, and BadInput if the folder is no store."""
     try:
         return parsed((folder / MANIFEST).read_bytes())
@@ -119,7 +119,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     if entries.pop(CHECKSUM, None) not in (None, checksum(entries)):
         raise Damaged("its checksum is wrong")
     if "format" not in entries:
-        raise Gone("it names no format")
+        raise MissingManifest("it names no format")
     return entries
 
 
@@ -148,7 +148,7 @@ def _create(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
     if folder.exists() and (not folder.is_dir() or not all(map(_is_leftover, folder.iterdir()))):
         if (folder / MANIFEST).is_file():
             return  # another process has just created the store
-        _check_blocks(folder, kind, Gone("it is gone"))
+        _check_blocks(folder, kind, MissingManifest("it is gone"))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if durable:

@@ -42,13 +42,13 @@ def pack(kv: KV, pinned: bool = False) -> PackedKV:
     """Copy KV into one host buffer; with `pinned`, in page-locked memory if there is a GPU."""
     layers = layers_of(kv)
     flat = torch.zeros(layers[-1][1], dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
-    packed = within(flat, layers, kv)
+    packed = views_in(flat, layers, kv)
     for mine, theirs in zip(packed.tensors(), kv.tensors(), strict=True):
         mine.copy_(theirs)
     return packed
 
 
-def within(flat: Tensor, layers: tuple[tuple[int, int], ...], like: KV) -> PackedKV:
+def views_in(flat: Tensor, layers: tuple[tuple[int, int], ...], like: KV) -> PackedKV:
     """Return KV with the shapes and dtypes of `like`, as views of `flat`."""
     keys, values = [], []
     for (begin, _), k, v in zip(layers, like.keys, like.values, strict=True):

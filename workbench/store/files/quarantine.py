@@ -49,7 +49,7 @@ def keep(path: Path, reason: str) -> Path | None:
     return place
 
 
-class Repairing:
+class RepairingStore:
     """Base of stores that keep files: replaces damaged blocks."""
 
     _counts: Counter[str]
@@ -91,7 +91,7 @@ def clear(folder: Path) -> int:
 def note_evicted(folder: Path, keys: Iterable[str], why: str) -> None:
     """Add evicted blocks with time and reason to the list of a folder, which keeps the latest entries."""
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    notes = dict(evicted(folder))
+    notes = dict(evicted_blocks(folder))
     for key in keys:
         notes.pop(key, None)
         notes[str(key)] = f"{now} UTC, {why}"
@@ -99,7 +99,7 @@ def note_evicted(folder: Path, keys: Iterable[str], why: str) -> None:
     write_text(folder / EVICTED, "".join(json.dumps(pair) + "\n" for pair in latest))
 
 
-def evicted(folder: Path) -> Mapping[str, str]:
+def evicted_blocks(folder: Path) -> Mapping[str, str]:
     """Return {key: time and reason} of blocks evicted from a folder; unreadable lines are skipped."""
     notes = {}
     with suppress(OSError, UnicodeDecodeError):
@@ -120,7 +120,7 @@ def _link(path: Path, place: Path) -> None:
             shutil.copyfileobj(source, target)
 
 
-class Absent:
+class UnavailableBlocks:
     """Why blocks of a folder are unavailable.
 
     files     unreadable files, with the fault of each
@@ -135,13 +135,13 @@ class Absent:
         self._evicted: tuple[int, Mapping[str, str]] = (0, {})  # modification time and content of EVICTED
         self._present = Index()
 
-    def came(self, key: str) -> None:
+    def mark_available(self, key: str) -> None:
         """Mark a block as available."""
         self.blocks.pop(key, None)
         self._gone.pop(key, None)
         self._present.add(key)
 
-    def went(self, key: str, why: str = "") -> None:
+    def mark_unavailable(self, key: str, why: str = "") -> None:
         """Mark a block as unavailable; the latest reasons `why` are kept."""
         self._present.remove(key)
         if why:
@@ -155,7 +155,7 @@ class Absent:
             return self.files[path].detail
         return "; ".join(sorted({detail for file, detail in self.blocks.values() if file == path}))
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why a block is unavailable."""
         if key in self.blocks:
             path, detail = self.blocks[key]
@@ -178,5 +178,5 @@ class Absent:
         except OSError:
             return {}
         if written != self._evicted[0]:
-            self._evicted = written, evicted(self.folder)
+            self._evicted = written, evicted_blocks(self.folder)
         return self._evicted[1]

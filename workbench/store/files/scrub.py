@@ -10,7 +10,7 @@ from workbench.core.kv import KV
 from workbench.core.utils.files import sync, write_atomically, writing
 from workbench.store.files import block_file, manifest, quarantine
 from workbench.store.files.block_file import SUFFIX, Contents, Unusable
-from workbench.store.files.file_header import quietly
+from workbench.store.files.file_header import open_without_atime
 from workbench.store.remote import RemoteStore, Unreachable
 
 Progress = Callable[[int, int], None]  # (files read, total)
@@ -46,7 +46,7 @@ class Scrub:
     kept: int = 0
 
     @property
-    def whole(self) -> bool:
+    def intact(self) -> bool:
         """Whether nothing is damaged or missing."""
         return not any(finding.kind in ("damaged", "gone") for finding in self.findings)
 
@@ -81,7 +81,7 @@ def describe(folder: Path) -> dict[str, Any]:
     findings, files = _check_manifest(folder), []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            with quietly(path) as opened:
+            with open_without_atime(path) as opened:
                 files.append(block_file.contents(opened))
         except (Unusable, FileNotFoundError) as problem:
             fault = problem if isinstance(problem, Unusable) else Unusable("it is not there")
@@ -90,7 +90,7 @@ def describe(folder: Path) -> dict[str, Any]:
     tokens = [known.tensors[f"{key}.k.0"].shape[1] for known in files for key in known.starts]
     return {
         "folder": str(folder),
-        "kind": {} if findings and findings[0].file == manifest.MANIFEST else manifest.read(folder),
+        "kind": {} if findings and findings[0].file == manifest.MANIFEST else manifest.read_kind(folder),
         "files": len(files),
         "blocks": len(tokens),
         "tokens": sum(tokens),
@@ -108,10 +108,10 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
     Raises BadInput for a URL that is no store or cannot be reached.
     """
     store = RemoteStore(url)
-    listed, findings = store.listed(), list[Finding]()
+    listed, findings = store.block_sizes(), list[Finding]()
     for done, key in enumerate(listed, 1):
         try:
-            store.read(key)
+            store.fetch_block(key)
         except Unusable as problem:
             findings.append(Finding(f"{key}{SUFFIX}", key, problem.kind, problem.detail))
         except (Unreachable, FileNotFoundError) as problem:
@@ -131,14 +131,14 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
 def describe_remote(url: str) -> dict[str, Any]:
     """Describe the content of a remote store, from its file names. Raises BadInput as `verify_remote` does."""
     store = RemoteStore(url)
-    listed = store.listed()
+    listed = store.block_sizes()
     counts = {"files": len(listed), "blocks": len(listed), "tokens": None, "bytes": sum(listed.values())}
     return {"folder": url, "kind": store.kind, **counts, "made": [], "set_aside": []}
 
 
 def _check_manifest(folder: Path) -> list[Finding]:
     try:
-        manifest.read(folder)
+        manifest.read_kind(folder)
     except manifest.Damaged as problem:
         return [Finding(manifest.MANIFEST, None, "damaged", f"{problem}; what names the model writes it anew")]
     return []
@@ -148,7 +148,7 @@ def _check_file(path: Path) -> tuple[list[Finding], Contents | None]:
     findings: list[Finding] = []
     known = None
     try:
-        with quietly(path) as opened:
+        with open_without_atime(path) as opened:
             known = block_file.contents(opened)
             for key in known.blocks():
                 try:
@@ -188,7 +188,7 @@ def _rewrite_without(path: Path, damaged: Container[str | None]) -> int:
     blocks: dict[str, KV] = {}
     made: dict[str, str] = {}
     try:
-        with quietly(path) as opened:
+        with open_without_atime(path) as opened:
             known = block_file.contents(opened)
             made = known.made
             blocks = {key: block_file.block(opened, key, known) for key in known.blocks() if str(key) not in damaged}

@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]  # (files, total)
 
 
 @dataclass(frozen=True)
-class Transferred:
+class ArchiveContent:
     """Content of an archive; `bytes` is the size of its block files."""
 
     archive: str
@@ -33,7 +33,7 @@ class Transferred:
     bytes: int
 
 
-def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Transferred:
+def pack(folder: Path, archive: Path, progress: Progress | None = None) -> ArchiveContent:
     """Verify the checksums of a folder, and write all its blocks into an archive.
 
     Raises BadInput for a folder that is no store or has damaged blocks, and for an archive that cannot be written.
@@ -42,7 +42,7 @@ def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Trans
     if archive.resolve().parent == folder.resolve():
         raise BadInput(f"{archive} lies in the folder that is exported: name a file elsewhere")
     found = scrub.verify(folder)
-    if not found.whole:
+    if not found.intact:
         raise BadInput(f"{folder} is damaged: `workbench store repair` first; {found.findings[0]}")
     paths = [folder / manifest.MANIFEST, *(folder / name for name in BESIDE if (folder / name).is_file())]
     paths += sorted(folder.glob(f"*{SUFFIX}"))
@@ -56,10 +56,10 @@ def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Trans
 
     with writing(archive):
         write_atomically(archive, write, durable=True)
-    return Transferred(str(archive), str(folder), found.files, found.blocks, found.bytes)
+    return ArchiveContent(str(archive), str(folder), found.files, found.blocks, found.bytes)
 
 
-def unpack(archive: Path, folder: Path) -> Transferred:
+def unpack(archive: Path, folder: Path) -> ArchiveContent:
     """Unpack an archive into a new folder, which becomes visible after every checksum has been verified.
 
     Raises BadInput for another kind of file, a damaged or incomplete archive, and a folder that is not empty.
@@ -75,10 +75,10 @@ def unpack(archive: Path, folder: Path) -> Transferred:
         with folder_atomically(folder) as partial:
             _extract(archive, partial)
             found = scrub.verify(partial)
-            if not found.whole:
+            if not found.intact:
                 raise BadInput(f"{archive} is damaged: {found.findings[0]}")
             FolderStore(partial)
-    return Transferred(str(archive), str(folder), found.files, found.blocks, found.bytes)
+    return ArchiveContent(str(archive), str(folder), found.files, found.blocks, found.bytes)
 
 
 def _extract(archive: Path, folder: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from workbench.core.kv import KV, layered
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import Cached
-from workbench.store.files.packed import ALIGNED, PackedKV, layers_of, pack, within
+from workbench.store.files.packed import ALIGNED, PackedKV, layers_of, pack, views_in
 
 GROUP = 1 << 28  # bytes copied to the GPU before they are scattered to pages
 STEPS = 8  # copies per block in a layerwise load; one per layer has too much overhead
@@ -38,7 +38,7 @@ class PagedBlock:
     settled: Event = field(default_factory=Event)
     event: Any = None
 
-    def settle(self, state: Literal["there", "empty"]) -> None:
+    def set_state(self, state: Literal["there", "empty"]) -> None:
         """Set the final state."""
         self.state = state
         self.settled.set()
@@ -75,7 +75,7 @@ class PageCopies:
             if done is not None:
                 done.synchronize()
 
-    def out(self, cached: Cached) -> KV:
+    def copy_out(self, cached: Cached) -> KV:
         """Copy a block from its pages to the host, into one buffer if all layers have one shape."""
         slots, (keys, values) = self.pool.slots(cached).to(self.pool.device), self._joined
         if keys is None or values is None or keys.shape != values.shape:
@@ -87,7 +87,7 @@ class PageCopies:
             return pack(like, self.stream is not None).lock()
         flat = torch.empty(both.nbytes, dtype=torch.uint8, pin_memory=self.stream is not None)
         flat.copy_(both.view(-1).view(torch.uint8))
-        return within(flat, layers_of(like), like).lock()
+        return views_in(flat, layers_of(like), like).lock()
 
     def _copy_by_layer(
         self, kvs: Mapping[str, KV], blocks: Mapping[str, PagedBlock], arrived: Callable[[int], None]

@@ -19,7 +19,7 @@ from workbench.core.kv import KV
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.store.tiering.page_copies import PageCopies, PagedBlock
-from workbench.store.tiering.tier import Books
+from workbench.store.tiering.tier import TierAccounting
 from workbench.store.tiering.tiered_store import TieredStore
 
 
@@ -27,7 +27,7 @@ class NoRoom(Exception):
     """Raised if a request must wait for others to finish and free their pages."""
 
 
-class PageTier(Books):
+class PageTier(TierAccounting):
     """Blocks in the pages of `pool`; evicted blocks are demoted to `behind`, unless it has them already.
 
     On a GPU, a block is copied once from page-locked memory, then scattered to its pages on the device. One thread
@@ -46,8 +46,8 @@ class PageTier(Books):
     def reserve(self, blocks: Mapping[str, int], own: int) -> list[str]:
         """Reserve pages for blocks {key: tokens}, and promise `own` further pages.
 
-        Returns the keys that the caller must `fill` or report with `missed`. Raises NoRoom if the request must wait for
-        others, and BadInput if it cannot fit at all; nothing is reserved then.
+        Returns the keys that the caller must `fill` or report with `mark_missed`. Raises NoRoom if the request must
+        wait for others, and BadInput if it cannot fit at all; nothing is reserved then.
         """
         size = self.pool.size
         if (needed := own + sum(-(-n // size) for n in blocks.values())) > self.pages:
@@ -92,7 +92,7 @@ class PageTier(Books):
             if self._stream is not None:  # later copies may overwrite these pages
                 self._stream.wait_event(used if used is not None else torch.cuda.current_stream().record_event())
 
-    def kept(self, own: int) -> None:
+    def mark_allocated(self, own: int) -> None:
         """Reduce the promise by `own` pages that have been allocated."""
         self._promised -= own
 
@@ -100,12 +100,12 @@ class PageTier(Books):
         """Copy blocks into their reserved pages; with `arrived`, call it after each layer."""
         self.copies.fill(kvs, self._blocks, arrived)
         for key in kvs:
-            self._blocks[key].settle("there")
+            self._blocks[key].set_state("there")
 
-    def missed(self, keys: Iterable[str]) -> None:
+    def mark_missed(self, keys: Iterable[str]) -> None:
         """Report that these blocks will not be filled and must be computed."""
         for key in keys:
-            self._blocks[key].settle("empty")
+            self._blocks[key].set_state("empty")
 
     def wait(self, keys: Iterable[str]) -> None:
         """Wait for blocks that other loaders are filling."""
@@ -125,7 +125,7 @@ class PageTier(Books):
                 if self._stream is not None:
                     self._blocks[key].event = torch.cuda.Event()
                     self._blocks[key].event.record()
-                self._blocks[key].settle("there")
+                self._blocks[key].set_state("there")
 
     def cached(self, key: str) -> Cached:
         """Return the pages of a block."""
@@ -139,12 +139,12 @@ class PageTier(Books):
         if block.event is not None and self._stream is not None:
             self._stream.wait_event(block.event)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            return self.copies.out(block.cached)
+            return self.copies.copy_out(block.cached)
 
     def drop(self, key: str, evicted: bool = False) -> int:
         """Remove a block and free its pages; return its use count."""
         if (block := self._blocks.pop(key, None)) is not None:
-            self.pool.give(block.cached)
+            self.pool.free_pages(block.cached)
         return self._remove_entry(key, evicted)
 
     def _make_room(self, pages: int) -> None:

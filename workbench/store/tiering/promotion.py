@@ -17,7 +17,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.utils import annotations
 from workbench.store.events import Events
-from workbench.store.misses import Index, Miss, Reason, likeliest, why
+from workbench.store.misses import Index, Miss, Reason, miss_reason, most_informative
 from workbench.store.tiering.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Chain:
         self._moving: dict[str, Any] = {}
         self._dropped: OrderedDict[str, Miss] = OrderedDict()
 
-    def above(self, key: str) -> KV | None:
+    def get_from_first(self, key: str) -> KV | None:
         """Return a block from the first tier, or one that is being demoted from it."""
         first = self.tiers[0]
         kv: KV | None = first.get(key)
@@ -50,7 +50,7 @@ class Chain:
             return kv
         return _restored(stored) if (stored := self._moving.get(key)) is not None else None
 
-    def below(self, key: str) -> tuple[KV, str] | None:
+    def promote_from_lower(self, key: str) -> tuple[KV, str] | None:
         """Promote a block from a lower tier to the first; return it with the name of its tier."""
         for tier in self.tiers[1:]:
             with self._timed("read", key, tier) as about:
@@ -70,13 +70,13 @@ class Chain:
         A block that does not fit goes to the next tier.
         """
         first = self.tiers[0]
-        stored = first.made(kv)
+        stored = first.to_stored(kv)
         with self.lock, first.lock:
             self._index.add(key)
             self._dropped.pop(key, None)
             if key in first:
                 uses += first.drop(key)
-            victims = first.victims(first.needs(kv))
+            victims = first.victims(first.bytes_needed(kv))
             kept = {victim: first.get(victim) for victim in victims or ()}
             self._moving |= kept  # before they are removed: look-ups must find them
             uses_of = {victim: first.drop(victim, evicted=True) for victim in kept}
@@ -86,15 +86,15 @@ class Chain:
                 self._moving[key] = stored
         for victim, moved in kept.items():
             self._evicted(first, victim, moved)
-            self.lower(1, victim, moved, uses_of[victim])
+            self.write_to_tier(1, victim, moved, uses_of[victim])
         if victims is None:
-            self.lower(1, key, kv, uses)
+            self.write_to_tier(1, key, kv, uses)
         with self.lock:
             for left in (*kept, *([key] if victims is None else ())):
                 self._moving.pop(left, None)
         return _restored(stored)
 
-    def lower(self, level: int, key: str, kv: KV, uses: int = 1, only: bool = False) -> bool:
+    def write_to_tier(self, level: int, key: str, kv: KV, uses: int = 1, only: bool = False) -> bool:
         """Write a block to tier `level`, or the next one with room; with `only`, to this tier or none."""
         if level == len(self.tiers):
             self._gone(key)
@@ -103,10 +103,10 @@ class Chain:
         with tier.lock:
             if key in tier:
                 return True
-            victims = tier.victims(tier.needs(kv))
+            victims = tier.victims(tier.bytes_needed(kv))
             if victims is not None and self._demote(level, victims) and self._write(tier, key, kv, uses):
                 return True
-        return False if only else self.lower(level + 1, key, kv, uses)
+        return False if only else self.write_to_tier(level + 1, key, kv, uses)
 
     def remove(self, key: str) -> None:
         """Remove a block from the lower tiers, because it is about to be rewritten."""
@@ -117,18 +117,18 @@ class Chain:
 
     def check(self, kv: KV) -> None:
         """Raise BadInput for a block that exceeds the budget of every tier."""
-        if not any(tier.budget_bytes is None or tier.needs(kv) <= tier.budget_bytes for tier in self.tiers):
+        if not any(tier.budget_bytes is None or tier.bytes_needed(kv) <= tier.budget_bytes for tier in self.tiers):
             budgets = ", ".join(f"{tier.name} {tier.budget_bytes:,}" for tier in self.tiers)
             raise BadInput(f"a block of {kv.nbytes:,} bytes is larger than every budget ({budgets} bytes)")
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why no tier contains a block."""
         with self.lock:
             misses = [self._index.miss(key), *([self._dropped[key]] if key in self._dropped else [])]
         stores = (getattr(tier, "store", None) for tier in self.tiers)
-        return likeliest(*misses, *(why(store, key) for store in stores if store is not None))
+        return most_informative(*misses, *(miss_reason(store, key) for store in stores if store is not None))
 
-    def where(self, key: str) -> str | None:
+    def tier_of(self, key: str) -> str | None:
         """Return the name of the first tier that contains a block, without reading it; None if there is none."""
         if key in self._moving:
             return self.tiers[0].name
@@ -140,7 +140,7 @@ class Chain:
         for key in keys:
             kv = tier.get(key) if level + 1 < len(self.tiers) else None
             if kv is not None:
-                self.lower(level + 1, key, kv)  # before it is dropped: look-ups must find it
+                self.write_to_tier(level + 1, key, kv)  # before it is dropped: look-ups must find it
             try:
                 tier.drop(key, evicted=True)
             except (OSError, BadInput) as problem:  # a read-only folder
@@ -153,13 +153,13 @@ class Chain:
     def _write(self, tier: Tier, key: str, kv: KV, uses: int) -> bool:
         with self._timed("write", key, tier) as about:
             try:
-                tier.keep(key, tier.made(kv), uses)
+                tier.keep(key, tier.to_stored(kv), uses)
             except (OSError, BadInput) as problem:  # e.g. a full disk: the block is encoded again later
                 about.clear()
                 log.warning("a block is not kept in %s: %s", tier.name, problem)
                 self._note(key, "evicted", f"{tier.name} could not keep it: {problem}")
                 return False
-            about["bytes"] = tier.needs(kv)
+            about["bytes"] = tier.bytes_needed(kv)
         return True
 
     @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
-from workbench.store.files.block_file import owned
+from workbench.store.files.block_file import unmapped_copy
 from workbench.store.files.packed import PackedKV, layers_of, pack
 from workbench.store.tiering.quantized import QuantizedKV, Storage, check_storage, quantize, size_in_bytes
 
@@ -99,7 +99,7 @@ class Heat:
 Stored = KV | QuantizedKV  # stored form of a block
 
 
-class Books:
+class TierAccounting:
     """Accounting of a tier: bytes and heat of its entries."""
 
     def __init__(self, name: str, budget_bytes: int | None):
@@ -154,20 +154,20 @@ class Books:
         return self.heat.remove(key, evicted)
 
 
-class Tier(Books, ABC):
+class Tier(TierAccounting, ABC):
     """A tier of blocks. Hold `lock` to change it; reading needs no lock."""
 
     @abstractmethod
-    def needs(self, kv: KV) -> int:
+    def bytes_needed(self, kv: KV) -> int:
         """Return the size of `kv` in this tier, in bytes."""
 
     @abstractmethod
-    def made(self, kv: KV) -> Any:
+    def to_stored(self, kv: KV) -> Any:
         """Convert `kv` to the form in which this tier stores it, read-only."""
 
     @abstractmethod
     def keep(self, key: str, stored: Any, uses: int = 1) -> None:
-        """Store the result of `made`; the caller has made room for it."""
+        """Store the result of `to_stored`; the caller has made room for it."""
 
     @abstractmethod
     def get(self, key: str) -> Any:
@@ -200,23 +200,23 @@ class HostTier(Tier):
         self.storage, self.pinned = storage, pinned
         self._blocks: dict[str, Stored] = {}
 
-    def made(self, kv: KV) -> Stored:
+    def to_stored(self, kv: KV) -> Stored:
         """Return the stored form of `kv`: quantized or page-locked; else `kv` itself if it is read-only, or a copy."""
         if self.storage == "int8":
             return quantize(kv)
         if self.pinned:
             return kv if isinstance(kv, PackedKV) else pack(kv, pinned=True).lock()
-        return owned(kv)
+        return unmapped_copy(kv)
 
-    def needs(self, kv: KV) -> int:
+    def bytes_needed(self, kv: KV) -> int:
         """Return the size of `kv` in this tier, in bytes."""
         if self.storage == "int8":
             return size_in_bytes(kv)
         return layers_of(kv)[-1][1] if self.pinned else kv.nbytes
 
     def keep(self, key: str, stored: Stored, uses: int = 1) -> None:
-        """Store the result of `made`; the caller has made room for it."""
-        self._add_entry(key, stored.nbytes if isinstance(stored, QuantizedKV) else self.needs(stored), uses)
+        """Store the result of `to_stored`; the caller has made room for it."""
+        self._add_entry(key, stored.nbytes if isinstance(stored, QuantizedKV) else self.bytes_needed(stored), uses)
         self._blocks[key] = stored
 
     def get(self, key: str) -> KV | None:
@@ -243,17 +243,17 @@ class StoreTier(Tier):
         if budget_bytes is not None and not hasattr(store, "remove"):
             raise BadInput(f"{type(store).__name__} removes no blocks, so {name} can have no budget")
         self.store = store
-        listed = store.listed() if hasattr(store, "listed") else {}  # one request to a remote store
+        listed = store.block_sizes() if hasattr(store, "block_sizes") else {}  # one request to a remote store
         for key in listed or (store if isinstance(store, Iterable) else ()):
             self._add_entry(key, listed[key] if key in listed else self._stored(key), 1)
         if budget_bytes is not None and self._bytes > budget_bytes:
             raise BadInput(f"{name} holds {self._bytes} bytes of blocks already, and its budget is {budget_bytes}")
 
-    def made(self, kv: KV) -> KV:
+    def to_stored(self, kv: KV) -> KV:
         """Return `kv` itself."""
         return kv
 
-    def needs(self, kv: KV) -> int:
+    def bytes_needed(self, kv: KV) -> int:
         """Return the size of `kv` in bytes."""
         return kv.nbytes
 

@@ -25,7 +25,7 @@ Write = Literal["back", "through"]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundBlock:
     """A block, and the name of the tier that it was found in."""
 
     kv: KV
@@ -59,7 +59,7 @@ class TieredStore:
         self.chain = Chain(tiers, events, clock)
         self.tiers = self.chain.tiers
         self._hits, self._read, self._reasons = Counter[str](), Counter[str](), Counter[str]()
-        self._lock, self._loading = RLock(), dict[str, Future[Found | None]]()
+        self._lock, self._loading = RLock(), dict[str, Future[FoundBlock | None]]()
         self._threads: ThreadPoolExecutor | None = None
 
     def get(self, key: str) -> KV | None:
@@ -67,11 +67,11 @@ class TieredStore:
         found = self.find(key)
         return None if found is None else found.kv
 
-    def find(self, key: str, request: str = "") -> Found | None:
+    def find(self, key: str, request: str = "") -> FoundBlock | None:
         """Return the block under `key` with its tier, or None; waits if the block is being promoted."""
         found = self._fetch(key)
         if found is None:
-            self._missed(self.why(key), request)
+            self._missed(self.miss_reason(key), request)
             return None
         with self._lock:
             self._hits[found.tier] += 1
@@ -80,7 +80,7 @@ class TieredStore:
             self.events.add("hit", request=request, key=str(key), tier=found.tier, bytes=found.kv.nbytes)
         return found
 
-    def find_all(self, keys: Sequence[str], request: str = "") -> Iterator[Found | None]:
+    def find_all(self, keys: Sequence[str], request: str = "") -> Iterator[FoundBlock | None]:
         """Yield what `find` returns for each key, in order; lower tiers are read in parallel."""
         below = [key for key in keys if key not in self.tiers[0]]
         threads = self._loaders() if len(below) > 1 else None
@@ -102,15 +102,15 @@ class TieredStore:
             if repair := getattr(getattr(tier, "store", None), "repair", None):
                 repair(key, kept)
         for level in range(1, len(self.tiers)) if self.write == "through" else ():
-            self.chain.lower(level, key, kept, only=True)
+            self.chain.write_to_tier(level, key, kept, only=True)
 
-    def where(self, key: str) -> str | None:
+    def tier_of(self, key: str) -> str | None:
         """Return the name of the first tier that contains a block, without reading it; None if there is none."""
-        return self.chain.where(key)
+        return self.chain.tier_of(key)
 
-    def why(self, key: str) -> Miss:
+    def miss_reason(self, key: str) -> Miss:
         """Return why `find(key)` misses."""
-        return self.chain.why(key)
+        return self.chain.miss_reason(key)
 
     def close(self) -> None:
         """Shut down the reading threads."""
@@ -156,7 +156,7 @@ class TieredStore:
             ]
 
     def __contains__(self, key: str) -> bool:
-        return self.where(key) is not None
+        return self.tier_of(key) is not None
 
     def __len__(self) -> int:
         return self.stats.entries
@@ -167,19 +167,21 @@ class TieredStore:
                 self._threads = ThreadPoolExecutor(self.loaders, "prefetch")
             return self._threads
 
-    def _fetch(self, key: str) -> Found | None:
+    def _fetch(self, key: str) -> FoundBlock | None:
         """Find and promote a block, without counting; concurrent requests for a block share one read."""
-        if (kv := self.chain.above(key)) is not None:
-            return Found(kv, self.tiers[0].name)
+        if (kv := self.chain.get_from_first(key)) is not None:
+            return FoundBlock(kv, self.tiers[0].name)
         with self._lock:
             if (future := self._loading.get(key)) is None:
-                mine = self._loading[key] = Future[Found | None]()
+                mine = self._loading[key] = Future[FoundBlock | None]()
         if future is not None:
             return future.result()
         try:
-            below = self.chain.below(key)
-            above = self.chain.above(key) if below is None else None  # another thread may have promoted it
-            found = Found(*below) if below else Found(above, self.tiers[0].name) if above is not None else None
+            below = self.chain.promote_from_lower(key)
+            above = self.chain.get_from_first(key) if below is None else None  # another thread may have promoted it
+            found = (
+                FoundBlock(*below) if below else FoundBlock(above, self.tiers[0].name) if above is not None else None
+            )
             mine.set_result(found)
             return found
         except BaseException as problem:

@@ -36,12 +36,12 @@ from workbench.data.lab_corpus.world import KINDS, Style, World, passages_of
 from workbench.data.layouts import LAB, Layout
 from workbench.training.common import (
     READ_EVERY,
-    Drawn,
+    DrawnBatches,
     Progress,
     Tally,
     TensorBatch,
     Training,
-    deaf,
+    ignore_signals,
     interruptible,
     optimizers,
 )
@@ -172,7 +172,7 @@ class PretrainProgress(Progress):
         return self.step - self.entered[-1]
 
 
-class Order:
+class StageSampler:
     """Sampler that yields (stage, index) of each step's batch.
 
     The loader draws up to LEAD steps ahead, so a batch is of the stage that was current LEAD steps before it. The order
@@ -232,13 +232,13 @@ def train(
     if progress.counted:
         tally.counts += torch.tensor(progress.counted, device=device)
     loader = DataLoader(
-        Drawn(partial(_draw, config.seed, tokenizer, stages)),
+        DrawnBatches(partial(_draw, config.seed, tokenizer, stages)),
         batch_size=None,  # an item is a whole batch
-        sampler=Order(progress, run.accelerator.process_index, run.accelerator.num_processes),
+        sampler=StageSampler(progress, run.accelerator.process_index, run.accelerator.num_processes),
         num_workers=workers,
         prefetch_factor=max(1, min(4, LEAD // workers)) if workers else None,
         pin_memory=torch.cuda.is_available(),
-        worker_init_fn=deaf,
+        worker_init_fn=ignore_signals,
     )
     batches = iter(loader)
 
@@ -252,7 +252,7 @@ def train(
         tally.add(kinds, logits, batch.tokens[:, 1:], batch.answers[:, 1:])
         return loss.detach()
 
-    ended = partial(finished, config, progress, last)
+    ended = partial(is_finished, config, progress, last)
     with interruptible(run.accelerator.num_processes == 1) as stopped:
         for loss, reading, saving in run.steps(progress, step, ended, save_every, minutes, stopped):
             if reading and not (stopped() and progress.step % READ_EVERY):
@@ -285,7 +285,7 @@ def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ..
     return draw(stages[at[0]], Random(f"lab train {seed} {at[1]}"), tokenizer)
 
 
-def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> bool:
+def is_finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> bool:
     """Return whether the last stage is complete."""
     return progress.stage == last_stage and progress.spent >= config.last
 

@@ -15,7 +15,7 @@ from workbench.experiments.trials.record import device_name, versions
 from workbench.models.checkpoints import DIFFERENCE
 from workbench.models.weights import adapters, soft_tokens
 from workbench.training import checkpoint
-from workbench.training.checkpoint import bounded, curve_table, save_beside_weights, settings, table
+from workbench.training.checkpoint import curve_table, format_score, save_beside_weights, settings, table
 from workbench.training.tuning.start import TuneProgress, TuneRun
 
 TUNING, ADAPTER = "tuning.json", "adapter"
@@ -162,6 +162,6 @@ def _score_table(rows: list[dict[str, Any]]) -> list[str]:
         return []
     measures = [(mode, name) for name in ("em", "kl", "nll_gap") for mode in ("full", "block") if name in rows[0][mode]]
     columns = ["step", *(f"{name}, {mode}" for mode, name in measures)]
-    cells = ([f"{row['step']:,}", *(bounded(row[mode], name) for mode, name in measures)] for row in rows)
+    cells = ([f"{row['step']:,}", *(format_score(row[mode], name) for mode, name in measures)] for row in rows)
     about = f"{rows[0].get('n') or rows[0]['full']['n']:,} held-out questions, 95% interval; kl and nll_gap in nats."
     return table("Held-out text while training", about, columns, cells)

@@ -77,7 +77,7 @@ class TuneRun(Training):
     room: dict[str, int] = field(default_factory=lambda: {"tokens": 0})  #: tokens of one copy of a batch; 0: as needed
     compiled: set[int] = field(default_factory=set)  #: lengths with compiled kernels
 
-    def asked(self) -> bool:
+    def should_end(self) -> bool:
         """Return whether the run should end now; several processes end together, at a row of the curve."""
         return self.accelerator.num_processes == 1 and self.stop()
 
@@ -96,7 +96,7 @@ class TuneRun(Training):
         return self.attention == "tiles" or (self.attention == "auto" and self.on_gpu)
 
     @property
-    def how(self) -> str:
+    def mask_kind(self) -> str:
         """The kind of masks, as `masks_of` takes it."""
         return "tiles" if self.tiles else "parts"
 
@@ -123,7 +123,7 @@ def draw_own_answers(run: TuneRun, source: Source) -> None:
         write_text(path, json.dumps(settings | {"answers": answers}) + "\n")
     run.accelerator.wait_for_everyone()
     generated = _read(path, settings) or {}
-    source.answered([tuple(generated.get(str(i), ())) for i in range(len(source.samples))])
+    source.set_answers([tuple(generated.get(str(i), ())) for i in range(len(source.samples))])
 
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[int]] | None:
@@ -136,9 +136,9 @@ def _answers(run: TuneRun, source: Files, tokens: int) -> dict[str, list[int]]:
     assert run.teacher is not None
     model: Any = run.teacher.model
     waiting, answers, training = source.unanswered(), dict[str, list[int]](), model.training
-    prompts = source.layout.prompts([source.alone(i) for i in waiting], source.tokenizer)
+    prompts = source.layout.prompts([source.sample_alone(i) for i in waiting], source.tokenizer)
     model.eval()
-    with run.teacher.off():
+    with run.teacher.as_base_model():
         for begin in range(0, len(waiting), BATCH):
             part = slice(begin, begin + BATCH)
             generated = generate(model, source.tokenizer, prompts[part], max_new_tokens=tokens, stop=source.layout.stop)
@@ -315,7 +315,7 @@ def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     soft = any(config.soft)
     if soft:
-        soft_tokens.grow(model, soft_tokens.drawn(model, config.soft))
+        soft_tokens.grow(model, soft_tokens.sample_embeddings(model, config.soft))
         model.requires_grad_(False)
     if not config.lora_rank:
         if soft:

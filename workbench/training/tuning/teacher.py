@@ -35,7 +35,7 @@ class Teacher:
         self.adapted = adapted
         self.model = bare if frozen or adapted is not None else copy.deepcopy(bare).eval().requires_grad_(False)
 
-    def off(self) -> Any:
+    def as_base_model(self) -> Any:
         """Return a context in which `model` computes what the base model does."""
         return nullcontext() if self.adapted is None else self.adapted.disable_adapter()
 
@@ -66,7 +66,7 @@ def pack_taught(examples: Sequence[Example], config: TuneConfig, room: int = 0) 
     room   tokens to which one copy of the examples is padded (`pack`); 0: no padding
     """
     copies = config.copies
-    soft = SoftTokens.last(config.soft)
+    soft = SoftTokens.at_end_of(config.soft)
     student = pack(examples, copies, config.positions == "naive", asked=True, least=len(copies) * room, soft=soft)
     teacher = pack(examples, ("full",), asked=True, least=room)
     counts = [sum(len(qa.question) - 1 + max(1, len(qa.answer)) for qa in each.questions) for each in examples]
@@ -90,7 +90,7 @@ def logits_of(
     how   masks of both: see `masks_of`
     """
     with torch.autocast(batch.same.device.type, torch.bfloat16, enabled=bf16):
-        with torch.no_grad(), teacher.off():
+        with torch.no_grad(), teacher.as_base_model():
             taught = forward(teacher.model, batch.teacher, masks_of(batch.teacher, windows, how))
         return forward(model, batch.student, masks_of(batch.student, windows, how)), taught
 

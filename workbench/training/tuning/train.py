@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 from workbench.training.common import interruptible, phase
-from workbench.training.run_folder import kept
+from workbench.training.run_folder import saved_state_message
 from workbench.training.tuning.attention import NAME, TILE, forward, masks_of
 from workbench.training.tuning.scores import NEVER, Evaluation, fidelity, scores
 from workbench.training.tuning.start import TuneProgress, TuneRun
 from workbench.training.tuning.teacher import TaughtExamples, divergence, logits_of
-from workbench.training.tuning.text.batches import Batch, drawn, loader, room_of
+from workbench.training.tuning.text.batches import Batch, draw_batch, loader, room_of
 from workbench.training.tuning.text.examples import Example, Source
 from workbench.training.tuning.text.packing import PackedExamples
 
@@ -49,7 +49,7 @@ def train(
     run.loaded.model.train()
     if run.tiles:
         _settle(run, source, evaluation, progress.step)
-    if run.asked():
+    if run.should_end():
         return progress
     batches = iter(_loader(run, source, progress.step, workers))
     run.clock.set(progress.seconds)
@@ -66,14 +66,14 @@ def train(
     def finished() -> bool:
         return config.finished(progress.step, progress.seconds)
 
-    if run.asked():
+    if run.should_end():
         return progress
     with interruptible(run.accelerator.num_processes == 1) as stopped:
         steps = run.steps(progress, take_step, finished, save_every, minutes, lambda: run.stop() or stopped())
         for loss, reading, saving in steps:
             if reading:
                 report(_read(run, loss, progress))
-            if not (run.asked() or stopped()):
+            if not (run.should_end() or stopped()):
                 _evaluate(run, evaluation, progress, report)
             if saving:
                 save(run, progress)
@@ -87,14 +87,14 @@ def _settle(run: TuneRun, source: Source, evaluation: Evaluation, begin: int) ->
         run.room["tokens"], share = room_of(source, run.config, TILE)
         facts.append(f"{run.room['tokens']:,} tokens a mode, {share:.0%} of them filled")
     place = begin * run.config.accumulate * run.accelerator.num_processes + run.accelerator.process_index
-    batch = drawn(source, run.config, run.room["tokens"], place)
+    batch = draw_batch(source, run.config, run.room["tokens"], place)
     with _enough_memory(run), phase(run.say, "compiled"):
         if evaluation.every and isinstance(batch, TaughtExamples) and run.accelerator.is_main_process:
             _announce(run, batch)
             assert run.teacher is not None
             on_device = batch.to(run.accelerator.device)
             with torch.no_grad():
-                logits_of(run.loaded.model, run.teacher, on_device, run.windows, run.bf16, run.how)
+                logits_of(run.loaded.model, run.teacher, on_device, run.windows, run.bf16, run.mask_kind)
         _announce(run, batch)
         run.accelerator.backward(_sum_of_losses(run, batch.to(run.accelerator.device)))
         if run.on_gpu:
@@ -123,7 +123,7 @@ def _enough_memory(run: TuneRun) -> Iterator[None]:
         raise BadInput(
             f"out of memory with batch {run.config.batch} and max_length {run.config.max_length}: lower --batch (and "
             "raise --accumulate by as much) or --max-length, or use --gradient-checkpointing or --lora-rank; "
-            + kept(run.out)
+            + saved_state_message(run.out)
         ) from problem
 
 
@@ -155,7 +155,7 @@ def _sum_of_losses(run: TuneRun, batch: Batch) -> torch.Tensor:
 def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
     """Return the sum of cross-entropies of all answer tokens, and count correct answers."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=run.bf16):
-        logits = forward(run.model, batch, masks_of(batch, run.windows, run.how))
+        logits = forward(run.model, batch, masks_of(batch, run.windows, run.mask_kind))
     run.tally.add(batch.modes, logits, batch.targets, batch.answers)
     return F.cross_entropy(logits.float(), batch.targets, reduction="sum")
 
@@ -163,7 +163,7 @@ def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
 def _taught(run: TuneRun, batch: TaughtExamples) -> torch.Tensor:
     """Return the weighted sum of divergences from the teacher, and count answers that agree with it."""
     assert run.teacher is not None and run.divergences is not None
-    logits, taught = logits_of(run.model, run.teacher, batch, run.windows, run.bf16, run.how)
+    logits, taught = logits_of(run.model, run.teacher, batch, run.windows, run.bf16, run.mask_kind)
     each, student, rows = divergence(logits, taught, batch.same), batch.student, batch.of_answers
     run.tally.add(student.modes, logits, taught.argmax(-1)[batch.same], student.answers)
     run.divergences.add_values(student.modes[student.answers[rows]], each.detach()[rows])
@@ -183,7 +183,7 @@ def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict[str,
     answers = run.tally.take(run.accelerator)
     total = float(run.accelerator.reduce(loss, "mean"))
     if not math.isfinite(total):
-        raise BadInput(f"the loss is {total} at step {progress.step}: lower --lr; {kept(run.out)}")
+        raise BadInput(f"the loss is {total} at step {progress.step}: lower --lr; {saved_state_message(run.out)}")
     lr = run.optims[0].param_groups[0]["lr"]
     row = {"step": progress.step, "loss": round(total, 5), "lr": lr}
     if run.divergences is not None:
@@ -207,7 +207,7 @@ def _evaluate(
     if run.accelerator.is_main_process:
         with phase(run.say, "evaluation"):
             row = {"step": progress.step} | _scores(run, evaluation, progress)
-        if not run.asked():  # otherwise it may have fewer questions
+        if not run.should_end():  # otherwise it may have fewer questions
             progress.scores.append(row)
             report(row)
     run.accelerator.wait_for_everyone()
@@ -220,9 +220,9 @@ def _scores(run: TuneRun, evaluation: Evaluation, progress: TuneProgress) -> dic
             held_out = _first_questions(held_out, progress.scores[0]["n"])
 
         def enough() -> bool:
-            return run.asked() or (not progress.scores and time.monotonic() - begin > FIRST_SECONDS)
+            return run.should_end() or (not progress.scores and time.monotonic() - begin > FIRST_SECONDS)
 
-        how = (run.windows, run.bf16, run.how, run.room["tokens"], enough)
+        how = (run.windows, run.bf16, run.mask_kind, run.room["tokens"], enough)
         return fidelity(run.loaded.model, run.teacher, held_out, run.config, *how)
     row = scores(evaluation, run.loaded, run.base["name"], run.config.positions)
     run.loaded.model.set_attn_implementation(NAME)

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from workbench.app.explore.editor import heat
-from workbench.app.explore.editor.choices import Wanted
-from workbench.app.explore.editor.heat import Recorded
+from workbench.app.explore.editor.choices import EditorRequest
+from workbench.app.explore.editor.heat import RecordingSparse
 from workbench.app.explore.editor.text import PromptReader
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
@@ -45,7 +45,7 @@ class PromptAnswer:
 class MethodRun:
     """How a method processed a prompt, and its answer."""
 
-    wanted: Wanted
+    wanted: EditorRequest
     answer: PromptAnswer
     bill: dict[str, Any]
     method: Reuse
@@ -84,7 +84,7 @@ def bill(
     method: Reuse,
     seconds: float,
     shape: cost.ModelShape,
-    chosen: Recorded | None = None,
+    chosen: RecordingSparse | None = None,
 ) -> dict[str, Any]:
     """Return token counts by treatment, operations and seconds to the first token, and those of full attention.
 
@@ -102,7 +102,7 @@ def bill(
         blocks.append({"status": status, "shift": block.shift, "recomputed": block.recomputed})
     encoded = [block.tokens for block in receipt.blocks if block.status == "encoded"]
     spent = cost.of_passes(shape, ready.passes, ready.reused).flops
-    kept = chosen.kept(len(shape.windows)) if chosen else 1.0
+    kept = chosen.kept_share(len(shape.windows)) if chosen else 1.0
     spent -= (1 - kept) * cost.of_passes(shape, ready.passes[-1:], 0).attention
     full = cost.of_passes(shape, [Pass(range(len(prompt)), len(prompt))], 0).flops
     encoding = cost.encoding(shape, encoded).flops if encoded else 0.0
@@ -126,7 +126,7 @@ def bills(answers: Answers) -> dict[str, Any]:
     return answers.method.bill | {"beside": [run and run.bill for run in answers.runs[1:]]}
 
 
-def spoken(answers: Answers, reader: PromptReader) -> dict[str, Any]:
+def answer_values(answers: Answers, reader: PromptReader) -> dict[str, Any]:
     """Return all answers so far, their first-token distributions and distances from full attention."""
     full, beside = answers.full, [run and _answer(answers, run, reader) for run in answers.runs[1:]]
     said = _answer(answers, answers.method, reader) | {"beside": beside, "expected": list(answers.expected)}
@@ -134,10 +134,10 @@ def spoken(answers: Answers, reader: PromptReader) -> dict[str, Any]:
     return said | ({"seconds_full": full.seconds} if full else {})
 
 
-def both(answers: Answers, reader: PromptReader) -> Iterator[tuple[str, dict[str, Any]]]:
+def costs_and_answers(answers: Answers, reader: PromptReader) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the costs, then the answers, as (name, values)."""
     yield "bill", bills(answers)
-    yield "answers", spoken(answers, reader)
+    yield "answers", answer_values(answers, reader)
 
 
 def _answer(answers: Answers, run: MethodRun, reader: PromptReader) -> dict[str, Any]:
@@ -180,11 +180,11 @@ def by_token(answers: Answers, loaded: Loaded) -> dict[str, Any]:
     return {
         "deviation": heat.deviation(before),
         "left": heat.deviation(squared(_first(run.answer.kv, length), truth)),
-        "attention_full": heat.painted(answers.full.attention, clip=0.99),
-        "attention": heat.painted(run.answer.attention, clip=0.99),
+        "attention_full": heat.encode_heatmap(answers.full.attention, clip=0.99),
+        "attention": heat.encode_heatmap(run.answer.attention, clip=0.99),
         "score": None if run.scores is None else heat.floats(run.scores),
-        "tiles": heat.painted(heat.kept_tokens(run.tiles, layers, length)) if run.tiles else None,
-        "tile_map": heat.painted(drawn) if drawn is not None else None,
+        "tiles": heat.encode_heatmap(heat.kept_tokens(run.tiles, layers, length)) if run.tiles else None,
+        "tile_map": heat.encode_heatmap(drawn) if drawn is not None else None,
         "chosen": run.chosen.tolist(),
         "layers": layers,
         "heads": loaded.model.config.get_text_config().num_attention_heads,

@@ -14,8 +14,16 @@ import torch
 from torch import Tensor
 
 from workbench.app.explore.editor import heat
-from workbench.app.explore.editor.answer_values import Answers, MethodRun, PromptAnswer, bill, both, by_token, spoken
-from workbench.app.explore.editor.choices import MOST_COLUMNS, Wanted
+from workbench.app.explore.editor.answer_values import (
+    Answers,
+    MethodRun,
+    PromptAnswer,
+    answer_values,
+    bill,
+    by_token,
+    costs_and_answers,
+)
+from workbench.app.explore.editor.choices import MOST_COLUMNS, EditorRequest
 from workbench.app.explore.editor.text import PromptReader
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
@@ -50,11 +58,11 @@ class PromptAnswers:
         self._kept: dict[str, OrderedDict[Hashable, Any]] = {name: OrderedDict() for name in ("full", "scores", "runs")}
         self._last: Answers | None = None
 
-    def apart(self) -> "PromptAnswers":
+    def with_empty_caches(self) -> "PromptAnswers":
         """Return a new object for the same prompts, with empty caches."""
         return PromptAnswers(self.loaded, self.reader, self.expected, self.max_new_tokens)
 
-    def stages(self, wanted: Wanted, alive: Alive = lambda: None, cold: bool = False) -> Iterator[Stage]:
+    def stages(self, wanted: EditorRequest, alive: Alive = lambda: None, cold: bool = False) -> Iterator[Stage]:
         """Answer a prompt; yield ("text" | "bill" | "answers" | "heat", values) as they become known.
 
         Values are JSON, except the `Prompt` in "text". First tokens come first: the chosen method's, full attention's,
@@ -66,7 +74,7 @@ class PromptAnswers:
         context = self.loaded.spec.context
         if context and len(prompt) >= context:
             raise BadInput(f"the prompt has {len(prompt):,} tokens: the model's context is {context:,}")
-        yield "text", self.reader.told(wanted.pieces, prompt) | {"prompt": prompt}
+        yield "text", self.reader.describe_prompt(wanted.pieces, prompt) | {"prompt": prompt}
         columns = wanted.columns
         for column in columns if cold else ():
             self._run(column, prompt, alive)
@@ -74,16 +82,16 @@ class PromptAnswers:
         known = [self._kept["runs"].get(_key(prompt, column)) for column in columns[1:]]
         answers = Answers(prompt, self._expected(wanted), [mine, *known])
         answers.timed_apart = _tokens(prompt) in self._kept["full"] or any(known)
-        yield from both(answers, self.reader)
+        yield from costs_and_answers(answers, self.reader)
         answers.full = self._keep("full", _tokens(prompt), lambda: self._full(prompt, alive))
-        yield "answers", spoken(answers, self.reader)
+        yield "answers", answer_values(answers, self.reader)
         alive()
         self._last = answers
         yield "heat", by_token(answers, self.loaded)
         for at, column in enumerate(columns):
             if answers.runs[at] is None:
                 answers.runs[at] = self._run(column, prompt, alive)
-                yield from both(answers, self.reader)
+                yield from costs_and_answers(answers, self.reader)
         yield from self._decoded(answers, alive)
         self._remember(answers)
 
@@ -106,9 +114,9 @@ class PromptAnswers:
         for run, took in zip(runs, others, strict=True):
             run.bill = {**run.bill, "seconds": took}
         self._remember(answers)
-        yield from both(answers, self.reader)
+        yield from costs_and_answers(answers, self.reader)
 
-    def look(self, token: int, layer: int) -> dict[str, Any] | None:
+    def attention_from(self, token: int, layer: int) -> dict[str, Any] | None:
         """Return the attention from a token, per head: {heads: [H, T] painted}; None if unknown.
 
         By the chosen method if it computed the token, else by full attention.
@@ -120,16 +128,16 @@ class PromptAnswers:
             if len(at) and layer in one.queries:
                 asked, keys = one.queries[layer][:, at], one.kv.keys[layer][:, : len(answers.prompt)]
                 ((_, logits),) = attention_maps.logits(self.loaded.model, layer, asked, keys, one.rows[at])
-                return {"heads": heat.painted(attention_maps.softmax(logits)[:, 0])}
+                return {"heads": heat.encode_heatmap(attention_maps.softmax(logits)[:, 0])}
         return None
 
-    def _expected(self, wanted: Wanted) -> tuple[str, ...]:
+    def _expected(self, wanted: EditorRequest) -> tuple[str, ...]:
         """Return the expected answers of the prompt's original question; () if it was edited."""
         question = wanted.pieces[-1].text
         self._asked = question if self._asked is None else self._asked
         return self.expected if question == self._asked else ()
 
-    def warm_up(self, wanted: Wanted) -> None:
+    def warm_up(self, wanted: EditorRequest) -> None:
         """Answer once, and keep only the cached blocks."""
         for _ in self.stages(wanted):
             pass
@@ -160,7 +168,7 @@ class PromptAnswers:
         while len(kept) > MOST_COLUMNS:
             kept.popitem(last=False)
 
-    def _run(self, wanted: Wanted, prompt: Prompt, alive: Alive) -> MethodRun:
+    def _run(self, wanted: EditorRequest, prompt: Prompt, alive: Alive) -> MethodRun:
         """Assemble cached blocks, encode missing ones, and compute the first token by the method."""
         alive()
         method, model, watched = wanted.method(len(prompt)), self.loaded.model, WatchedStore(self.store)
@@ -178,7 +186,7 @@ class PromptAnswers:
         tiles = recorded.tiles if recorded else {}
         return MethodRun(wanted, answer, took, method, cached, scores, rows.long(), tiles)
 
-    def _scores(self, wanted: Wanted, method: Reuse, prompt: Prompt, kv: KV) -> tuple[Tensor | None, float]:
+    def _scores(self, wanted: EditorRequest, method: Reuse, prompt: Prompt, kv: KV) -> tuple[Tensor | None, float]:
         """Return the selector's scores [T of the context] and the seconds that they took."""
         select = method.select
         if select is None:
@@ -194,10 +202,10 @@ class PromptAnswers:
 
     def _prefill(
         self, prompt: Prompt, request: PrefillRequest, alive: Alive
-    ) -> tuple[PromptAnswer, heat.Recorded | None]:
+    ) -> tuple[PromptAnswer, heat.RecordingSparse | None]:
         """Run the last forward pass of a request; return its answer without text, and the selected tiles."""
         model, layers = self.loaded.model, tuple(range(self.loaded.spec.layers))
-        recorded = heat.Recorded(request.plan.sparse) if request.plan.sparse else None
+        recorded = heat.RecordingSparse(request.plan.sparse) if request.plan.sparse else None
         plan = replace(request.plan, sparse=recorded, return_queries=layers)
         begin = perf_counter()
         (output,) = prefill_many(model, [PrefillRequest(request.tokens, plan, request.kv)], 1, [lambda _: alive()])
@@ -228,10 +236,10 @@ class PromptAnswers:
                 if token is not None:
                     tokens.append(token)
                     one.text = text_of(tokenizer, tokens, stop).strip()
-            yield "answers", spoken(answers, self.reader)
+            yield "answers", answer_values(answers, self.reader)
         for one in waiting:
             one.done = True
-        yield "answers", spoken(answers, self.reader)
+        yield "answers", answer_values(answers, self.reader)
 
     def _begun(self, logits: Tensor) -> str:
         """Return the first token of an answer as text, which needs no forward pass."""
@@ -241,7 +249,7 @@ class PromptAnswers:
         return text_of(tokenizer, [token for (token,) in stream if token is not None], stop).strip()
 
 
-def _key(prompt: Prompt, wanted: Wanted) -> Hashable:
+def _key(prompt: Prompt, wanted: EditorRequest) -> Hashable:
     return _tokens(prompt), tuple(wanted.fields.items())
 
 

@@ -11,7 +11,7 @@ from workbench.methods import prepare, select, sparse
 from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.presets import METHODS
 from workbench.methods.registry import is_whole
-from workbench.methods.sparse._small import small
+from workbench.methods.sparse._small import for_tile_size
 from workbench.plots.marks.styles import REUSE_NAMES, SELECTORS, SPARSE_METHODS
 
 PREPARED = {"after_system": "after the system block", "independent": "independently"}  # without a corpus
@@ -32,7 +32,7 @@ class PromptPiece:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EditorRequest:
     """A prompt and the method that the user chose. `revision` counts the edits.
 
     beside  further methods to compare, each with this method's fields
@@ -50,7 +50,7 @@ class Wanted:
     place: int = 0
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Wanted":
+    def of(cls, values: Mapping[str, Any]) -> "EditorRequest":
         """Parse the browser's message. Raises BadInput for an invalid prompt or method."""
         pieces = tuple(_piece(one) for one in _list("blocks", values.get("blocks")))
         if not 2 <= len(pieces) <= MOST_BLOCKS:
@@ -86,7 +86,7 @@ class Wanted:
         return {name: getattr(self, name) for name in (*FIELDS, "ratio")}
 
     @property
-    def columns(self) -> tuple["Wanted", ...]:
+    def columns(self) -> tuple["EditorRequest", ...]:
         """The prompt under every method: this one, then the compared ones."""
         return (self, *(replace(self, **fields, beside=(), place=0) for fields in self.beside))
 
@@ -116,11 +116,11 @@ class Wanted:
         """Return the method for a prompt of `length` tokens. Raises BadInput for an unknown name or ratio."""
         if self.prepare not in PREPARED:
             raise BadInput(f"prepare is {self.prepare!r}: here it is {' or '.join(PREPARED)}")
-        tiles = None if self.sparse == "none" else sparse.named(settings(self.sparse, length))
-        prepared = prepare.with_system(prepare.named(self.prepare), self.system)
+        tiles = None if self.sparse == "none" else sparse.from_spec(settings(self.sparse, length))
+        prepared = prepare.with_system(prepare.from_spec(self.prepare), self.system)
         chooser = None
         if self.select.partition("(")[0] != "none":
-            chooser = replace(select.named(self.select), system=self.system)
+            chooser = replace(select.from_spec(self.select), system=self.system)
         return Reuse(positions_named(self.positions), prepared, chooser, self.ratio, tiles)
 
 
@@ -129,11 +129,11 @@ FIELDS = {"prepare": "after_system", "select": "none", "positions": "re-encoded"
 
 def settings(spec: str, length: int) -> str:
     """Return the spec of a sparse method; on short prompts a bare name gets settings that suit `length` tokens."""
-    return small(spec, 16 if length < 1024 else 32) if length < LONG else spec
+    return for_tile_size(spec, 16 if length < 1024 else 32) if length < LONG else spec
 
 
 def menus(model: PreTrainedModel, selectors: Sequence[str] = (), only: Sequence[str] = ()) -> dict[str, Menu]:
-    """Return the menus {field of `Wanted`: entries} that this model supports.
+    """Return the menus {field of `EditorRequest`: entries} that this model supports.
 
     selectors  entries of the selector menu; none: all
     only       fields whose menu is reduced to its first entry, if a page holds no other
@@ -143,7 +143,10 @@ def menus(model: PreTrainedModel, selectors: Sequence[str] = (), only: Sequence[
         "select": [entry(spec, SELECTORS.name_of(spec)) for spec in chosen],
         "prepare": [{**entry(name, title), "reuse": REUSE_NAMES[name]} for name, title in PREPARED.items()],
         "positions": [entry(name, title) for name, title in POSITIONS.items()],
-        "sparse": [entry("none", "all tiles"), *(entry(name, SPARSE_METHODS.name_of(name)) for name in ready(model))],
+        "sparse": [
+            entry("none", "all tiles"),
+            *(entry(name, SPARSE_METHODS.name_of(name)) for name in usable_sparse_methods(model)),
+        ],
     }
     return {name: menu[:1] if name in only else menu for name, menu in listed.items()}
 
@@ -161,12 +164,12 @@ def published(listed: Mapping[str, Menu]) -> Menu:
     return found
 
 
-def ready(model: PreTrainedModel) -> list[str]:
+def usable_sparse_methods(model: PreTrainedModel) -> list[str]:
     """Return the sparse methods that need nothing fitted to this model."""
     names = []
     for name in sparse.names():
         try:
-            sparse.named(small(name)).ready(model)
+            sparse.from_spec(for_tile_size(name)).for_model(model)
         except BadInput:
             continue
         names += [] if name == "dense" else [name]

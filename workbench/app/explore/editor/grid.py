@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.app.explore.editor.answers import PromptAnswers
-from workbench.app.explore.editor.choices import FIELDS, LONG, PromptPiece, Wanted, entry, menus, published
+from workbench.app.explore.editor.choices import FIELDS, LONG, EditorRequest, PromptPiece, entry, menus, published
 from workbench.app.explore.editor.stored import RESULTS, GridPool, PromptPage, choice_of, has_ratio, order_of
 from workbench.app.explore.editor.text import PromptReader, piece_id
 from workbench.core.errors import BadInput, not_allowed
@@ -39,10 +39,12 @@ def prompt_page(
 
     `orders`, `selectors` and `ratios` are those of `answered_page`, the other arguments those of `prompt`.
     """
-    return answered_page(*asked(model, prompt, question, **chosen), orders=orders, selectors=selectors, ratios=ratios)
+    return answered_page(
+        *first_request(model, prompt, question, **chosen), orders=orders, selectors=selectors, ratios=ratios
+    )
 
 
-def asked(
+def first_request(
     model: Model,
     prompt: Given,
     question: str = "",
@@ -50,7 +52,7 @@ def asked(
     max_new_tokens: int = 24,
     answers: Sequence[str] = (),
     **chosen: Any,
-) -> tuple[PromptAnswers, Wanted, dict[str, Any]]:
+) -> tuple[PromptAnswers, EditorRequest, dict[str, Any]]:
     """Return the answering engine, the first request and the menus; arguments as of `prompt`."""
     if not is_whole(max_new_tokens, 1):
         raise BadInput(f"max_new_tokens {max_new_tokens!r}: it is a whole number, 1 or more")
@@ -62,7 +64,7 @@ def asked(
     reading = reading_of(loaded, prompt, question)
     reader = PromptReader(loaded.tokenizer, loaded.layout)
     blocks = [{"id": piece.id, "text": piece.text, "kind": piece.kind} for piece in reader.pieces(reading)]
-    wanted = Wanted.of({"blocks": blocks, "select": "query_guided", **chosen})
+    wanted = EditorRequest.of({"blocks": blocks, "select": "query_guided", **chosen})
     if "beside" not in chosen and wanted.select != "none":
         wanted = replace(wanted, beside=({**wanted.fields, "select": "none", "sparse": "none"},), place=1)
     wanted.method(len(reading.prompt))
@@ -85,7 +87,7 @@ def _name(loaded: Loaded) -> str:
 
 def answered_page(
     work: PromptAnswers,
-    wanted: Wanted,
+    wanted: EditorRequest,
     options: dict[str, Any],
     *,
     orders: int = ORDERS,
@@ -116,7 +118,7 @@ def answered_page(
         for name, choice in choices.items():
             last = dict(work.stages(replace(choice, pieces=pieces)))
             del last["text"]["prompt"]
-            of_order[name] = {kind: pool.put(last[kind]) for kind in RESULTS}
+            of_order[name] = {kind: pool.add_values(last[kind]) for kind in RESULTS}
             done += 1
             if progress:
                 progress(done, len(arranged) * len(choices))
@@ -133,7 +135,7 @@ def answered_page(
     )
 
 
-def _first(wanted: Wanted, selectors: Sequence[str], ratios: Sequence[float]) -> Wanted:
+def _first(wanted: EditorRequest, selectors: Sequence[str], ratios: Sequence[float]) -> EditorRequest:
     """Return the page's first view: the requested one, or the nearest on the page."""
     spec = wanted.select if wanted.select in selectors else selectors[0]
     return replace(wanted, select=spec, ratio=min(ratios, key=lambda ratio: abs(ratio - wanted.ratio)), revision=0)
@@ -166,7 +168,7 @@ def arrangements(pieces: Sequence[PromptPiece], most: int) -> list[tuple[PromptP
     return [(*head, *order, *tail) for order in orders]
 
 
-def _check(wanted: Wanted, orders: int, selectors: Sequence[str], ratios: Sequence[float]) -> None:
+def _check(wanted: EditorRequest, orders: int, selectors: Sequence[str], ratios: Sequence[float]) -> None:
     if orders < 1 or not selectors or not ratios:
         raise BadInput(f"orders {orders}, {len(selectors)} selectors, {len(ratios)} ratios: one of each at least")
     for ratio in ratios:
@@ -175,7 +177,7 @@ def _check(wanted: Wanted, orders: int, selectors: Sequence[str], ratios: Sequen
         replace(wanted, select=spec).method()
 
 
-def _menus(options: dict[str, Any], selectors: Sequence[str], first: Wanted) -> dict[str, Any]:
+def _menus(options: dict[str, Any], selectors: Sequence[str], first: EditorRequest) -> dict[str, Any]:
     """Return menus reduced to what the page holds."""
     menus = {
         name: [one for one in options[name] if one["value"] == getattr(first, name)]

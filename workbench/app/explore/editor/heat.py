@@ -21,7 +21,7 @@ DECADES = 3  # of a logarithmic scale
 ROUNDING = 1e-4  # squared deviation that counts as 0, as in plots.deviation
 
 
-def painted(values: Tensor, log: bool = False, clip: float = 1.0) -> dict[str, Any]:
+def encode_heatmap(values: Tensor, log: bool = False, clip: float = 1.0) -> dict[str, Any]:
     """Return values [L, T] or [L, I, J] as {shape, low, high, log, data: bytes as base64}; non-finite values are 0.
 
     log   a byte is a step of a logarithmic scale from `low` to `high`, DECADES apart
@@ -55,7 +55,7 @@ def floats(values: Tensor) -> str:
 
 def deviation(gaps: Tensor) -> dict[str, Any]:
     """Paint squared deviation [T, L] as distances on a logarithmic scale; values within rounding are 0."""
-    return painted(gaps.where(gaps > ROUNDING, 0).sqrt().T, log=True)
+    return encode_heatmap(gaps.where(gaps > ROUNDING, 0).sqrt().T, log=True)
 
 
 def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV, prompt: Prompt) -> Tensor:
@@ -74,7 +74,7 @@ def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV,
     return torch.stack(layers)
 
 
-class Recorded:
+class RecordingSparse:
     """A sparse method that records its selected tiles by layer, and the seconds of selection on a CPU."""
 
     def __init__(self, sparse: Choose):
@@ -89,7 +89,7 @@ class Recorded:
         self.tiles[site.layer], self.rows = tiles, rows
         return tiles
 
-    def kept(self, layers: int) -> float:
+    def kept_share(self, layers: int) -> float:
         """Return the share of attendable (query, key) pairs in kept tiles, mean over layers and heads."""
         shares = [1.0] * (layers - len(self.tiles))
         for tiles in self.tiles.values():

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from workbench.app.explore.editor.choices import PromptPiece, Wanted
+from workbench.app.explore.editor.choices import EditorRequest, PromptPiece
 from workbench.app.explore.editor.html import MIME, page, summary
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_file, write_text
@@ -26,11 +26,11 @@ class PromptPage:
     data: dict[str, Any]
 
     @property
-    def answered(self) -> int:
+    def answer_count(self) -> int:
         """The number of combinations of order, selector and ratio."""
         return sum(len(choices) for choices in self.data["results"].values())
 
-    def result(self, wanted: Wanted) -> dict[str, Any]:
+    def result(self, wanted: EditorRequest) -> dict[str, Any]:
         """Return {text, answers, bill, heat} of one combination. Raises BadInput if the page lacks it."""
         found = self.data["results"].get(order_of(wanted.pieces), {}).get(choice_of(wanted))
         if found is None:
@@ -76,14 +76,14 @@ class PromptPage:
         return {name: self._built(each) for name, each in zip(names, index[1:], strict=True)}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        wanted = Wanted.of(self.data["wanted"])
+        wanted = EditorRequest.of(self.data["wanted"])
         shown, *beside = [self.result(column) for column in wanted.columns]
         for name in ("answers", "bill"):
             shown[name] = shown[name] | {"beside": [one[name] for one in beside]}
         return {
             MIME: self.data,
             "text/html": summary(shown, wanted.names),
-            "text/plain": f"a prompt, {self.answered} answers",
+            "text/plain": f"a prompt, {self.answer_count} answers",
         }
 
 
@@ -95,7 +95,7 @@ class GridPool:
         self.fields: list[tuple[str, ...]] = []
         self._known: dict[str, int] = {}
 
-    def put(self, value: dict[str, Any]) -> list[int]:
+    def add_values(self, value: dict[str, Any]) -> list[int]:
         """Store an object's values, and return its indices."""
         names = tuple(value)
         if names not in self.fields:
@@ -120,7 +120,7 @@ def order_of(pieces: Sequence[PromptPiece]) -> str:
     return " ".join(piece.id for piece in pieces)
 
 
-def choice_of(wanted: Wanted) -> str:
+def choice_of(wanted: EditorRequest) -> str:
     """Name a method."""
     return choice_of_fields(wanted.fields)
 

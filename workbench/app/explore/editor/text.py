@@ -9,7 +9,7 @@ from workbench.app.explore.editor.choices import PromptPiece
 from workbench.core.blocks import Block, Prompt
 from workbench.data import layouts
 from workbench.data.layouts import Layout
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 
 UNFINISHED = "\ufffd"  # a token that ends within a character
 
@@ -22,7 +22,7 @@ class PromptReader:
         self.known: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._texts: dict[tuple[int, ...], list[str]] = {}
 
-    def pieces(self, reading: Reading) -> list[PromptPiece]:
+    def pieces(self, reading: PromptView) -> list[PromptPiece]:
         """Return the pieces of a prompt; blocks without text keep their tokens."""
         texts = reading.pieces or self._decoded(reading.prompt)
         first = "system" if self.layout.system and texts[0] == self.layout.system else "passage"
@@ -52,7 +52,7 @@ class PromptReader:
             self._texts[block.tokens] = self._split(block.tokens)
         return self._texts[block.tokens]
 
-    def told(self, pieces: Sequence[PromptPiece], prompt: Prompt) -> dict[str, Any]:
+    def describe_prompt(self, pieces: Sequence[PromptPiece], prompt: Prompt) -> dict[str, Any]:
         """Return a prompt's text for the browser: its length, and its blocks with their tokens."""
         blocks = [
             {"id": piece.id, "kind": piece.kind, "text": piece.text, "start": start, "tokens": self.texts(block)}

@@ -13,17 +13,17 @@ from typing import Any
 import anywidget
 import traitlets
 
-from workbench.app.explore.debounce import Newest, Superseded
+from workbench.app.explore.debounce import Debounced, Superseded
 from workbench.app.explore.editor.answers import PromptAnswers
-from workbench.app.explore.editor.choices import Wanted
-from workbench.app.explore.editor.grid import answered_page, asked
+from workbench.app.explore.editor.choices import EditorRequest
+from workbench.app.explore.editor.grid import answered_page, first_request
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
 from workbench.app.explore.editor.stored import PromptPage
 from workbench.app.explore.keeping import StillView
 from workbench.app.explore.live import WITHOUT, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.core.utils.watched import watched
+from workbench.core.utils.watched import progress_shown
 from workbench.models.given import Given, Model
 
 RESULTS = ("text", "answers", "bill", "heat")
@@ -52,9 +52,9 @@ class PromptWidget(anywidget.AnyWidget):
     asked = traitlets.Dict().tag(sync=True)
     looked = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, work: PromptAnswers, wanted: Wanted, options: dict[str, Any]):
+    def __init__(self, work: PromptAnswers, wanted: EditorRequest, options: dict[str, Any]):
         self._sending = threading.RLock()  # serialises incoming requests and outgoing answers
-        self._work, self._newest = work, Newest(self._answer)
+        self._work, self._newest = work, Debounced(self._answer)
         self._selection: Selection | None = None
         self._said = ""  # the last complete answer, for readers without widgets
         self._kept = StillView(lambda: self._said)
@@ -78,7 +78,7 @@ class PromptWidget(anywidget.AnyWidget):
         if unknown := set(fields) - set(self.wanted):
             raise BadInput(f"{sorted(unknown)[0]!r} cannot be changed: there are {', '.join(self.wanted)}")
         values = {**self.wanted, **fields, "revision": self.wanted["revision"] + 1}
-        Wanted.of(values)
+        EditorRequest.of(values)
         self.wanted = values
         return self
 
@@ -102,7 +102,7 @@ class PromptWidget(anywidget.AnyWidget):
     def page(self, **grid: Any) -> PromptPage:
         """Answer the prompt over a grid and return the page; `grid`: arguments of `answered_page`."""
         self.wait()
-        return answered_page(self._work.apart(), Wanted.of(self.wanted), self.options, **grid)
+        return answered_page(self._work.with_empty_caches(), EditorRequest.of(self.wanted), self.options, **grid)
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         with self._sending:
@@ -121,7 +121,7 @@ class PromptWidget(anywidget.AnyWidget):
     def _look(self, _: Any) -> None:
         token, layer = self.asked.get("token"), self.asked.get("layer")
         if isinstance(token, int) and isinstance(layer, int):
-            self.looked = self._work.look(token, layer) or {}
+            self.looked = self._work.attention_from(token, layer) or {}
 
     def _ask(self, _: Any) -> None:
         self._newest.ask(self.wanted)
@@ -130,7 +130,7 @@ class PromptWidget(anywidget.AnyWidget):
         """Answer one request, in the thread; a refusal is stored in `problem`."""
         problem, cold = "", not self.answers
         try:
-            wanted = Wanted.of(values)
+            wanted = EditorRequest.of(values)
             for name, result in self._work.stages(wanted, alive, cold):
                 if name == "text":
                     self._follow(result.pop("prompt"))
@@ -148,7 +148,7 @@ class PromptWidget(anywidget.AnyWidget):
             problem = f"{type(error).__name__}: {error}"
         self._show(busy="", problem=problem)
 
-    def _keep(self, wanted: Wanted) -> None:
+    def _keep(self, wanted: EditorRequest) -> None:
         """Keep the complete answer for readers without widgets."""
         self._said = summary(self.record, wanted.names)
         self._kept.update()
@@ -200,6 +200,6 @@ def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> Pr
 
     Raises BadInput for an invalid model, prompt or method.
     """
-    with watched("prompt"):
-        work, wanted, options = asked(model, prompt, question, **chosen)
+    with progress_shown("prompt"):
+        work, wanted, options = first_request(model, prompt, question, **chosen)
         return PromptWidget(work, wanted, options)

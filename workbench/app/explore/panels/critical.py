@@ -34,7 +34,7 @@ def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepar
     def draw(number: int, spec: str, percent: int) -> go.Figure:
         view = view_of(loaded, samples, number)
         kv = assemble(loaded.model, view.prompt, prepare(loaded.model, [view.prompt], store)[0])
-        scores = select.named(spec)(loaded.model, view.prompt, kv)
+        scores = select.from_spec(spec)(loaded.model, view.prompt, kv)
         rows = select.choose(scores, view.prompt, percent / 100)
         choices = [rows[:0], rows, torch.arange(view.prompt.starts[-1])]
         reuse, partly, full = answers(loaded, view.prompt, kv, choices, max_new_tokens)
@@ -77,7 +77,7 @@ def repair_explorer(loaded: Loaded, samples: Sequence[Sample], cached: Mapping[s
         view = view_of(loaded, samples, number)
         prompt = view.prompt
         kv = assemble(model, prompt, cached[preparation][number])
-        rows = select.choose(select.named(spec)(model, prompt, kv), prompt, percent / 100)
+        rows = select.choose(select.from_spec(spec)(model, prompt, kv), prompt, percent / 100)
         (left,) = repair(model, prompt, kv, [rows], full_attention_kv(model, prompt))
         return repaired(preparation, left, view, SELECTORS.name_of(spec), percent / 100)
 

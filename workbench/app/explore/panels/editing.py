@@ -25,7 +25,7 @@ def editing_explorer(
 
     def draw(edit: str, sentence: str, number: int, block: int) -> list[go.Figure]:
         step = steps[number]
-        pieces = edited(step.pieces, edit, block, sentence)
+        pieces = edit_pieces(step.pieces, edit, block, sentence)
         changed = SessionPrompt(pieces, step.answers, step.kind, f"{edit}, block {block}")
         before, after = follow(loaded, [step, changed], MemoryStore(), max_new_tokens, repeats=1)
         rows = []
@@ -56,7 +56,7 @@ def editing_explorer(
     return explorer([*controls, number_slider("prompt", steps, len(steps) - 1), slider("block", 1, 1, most)], draw)
 
 
-def edited(pieces: Sequence[str], edit: str, block: int, sentence: str) -> tuple[str, ...]:
+def edit_pieces(pieces: Sequence[str], edit: str, block: int, sentence: str) -> tuple[str, ...]:
     """Return the pieces of a prompt with one change; the first (system) block and the question stay in place."""
     system, *context, question = pieces
     at = min(block - 1, len(context) - 1)

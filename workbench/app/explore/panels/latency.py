@@ -10,7 +10,7 @@ from workbench.app.explore.live import explorer, menu, slider
 from workbench.core.blocks import Prompt
 from workbench.data.sample import Sample
 from workbench.experiments.latency import ttft
-from workbench.experiments.latency.ttft_model import fitted
+from workbench.experiments.latency.ttft_model import fit_ttft
 from workbench.experiments.simulation.store_replay import GB, Machine, replay
 from workbench.experiments.trials.record import device_name
 from workbench.methods.modes.full import Full
@@ -35,7 +35,7 @@ def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 
 
     def draw(length: int, cached: int, percent: int) -> go.Figure:
         prompt = ttft.prompt_of_length(length, samples, tokenizer, layout, min(question, length // 2))
-        return stages_of(loaded, prompt, ttft.filled(model, prompt.context), cached, percent, repeats)
+        return stages_of(loaded, prompt, ttft.filled_store(model, prompt.context), cached, percent, repeats)
 
     tokens = slider("tokens", 512, min(64, longest), longest)
     return explorer([tokens, slider("cached (%)", 100, 0, 100), slider("recomputed (%)", 0, 0, 100)], draw)
@@ -43,7 +43,7 @@ def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 
 
 def request_explorer(loaded: Loaded, prompt: Prompt, repeats: int = 3) -> VBox:
     """Explore, for one prompt, the share of its blocks in the store and the share of recomputed tokens."""
-    store = ttft.filled(loaded.model, prompt.context)
+    store = ttft.filled_store(loaded.model, prompt.context)
 
     def draw(cached: int, percent: int) -> go.Figure:
         return stages_of(loaded, prompt, store, cached, percent, repeats)
@@ -68,7 +68,7 @@ def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, p
     full, _, partly = (sum(of_stages.values()) for of_stages in seconds.values())
     rows = [(name, stage, 1e3 * took) for name, taken in seconds.items() for stage, took in taken.items()]
     figure = chart.bars(
-        chart.measured(pd.DataFrame(rows, columns=["method", "stage", "value"])),
+        chart.measured_rows(pd.DataFrame(rows, columns=["method", "stage", "value"])),
         y="method",
         by="stage",
         look=STAGES.of,
@@ -84,7 +84,7 @@ def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, p
 
 def store_explorer(requests: Sequence[Sequence[int]], prepared: Sequence[int], machine: Machine, seed: int = 0) -> VBox:
     """Explore the tiers' budgets, the request rate, the recomputed share and the scheduler's mode."""
-    model = fitted()
+    model = fit_ttft()
 
     def draw(gpu: int, host: int, disk: int, rate: int, percent: int, mode: Mode) -> list[go.Figure]:
         budgets = {name: size * GB for name, size in zip(machine.budgets, (gpu, host, disk), strict=True)}

@@ -9,12 +9,12 @@ from ipywidgets import VBox
 from workbench.app.explore.live import explorer, menu, slider
 from workbench.app.explore.panels.tiles import Threshold, method_and_threshold, method_of
 from workbench.core.tiling.tiles import Tiles
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.metrics.tiles.tile_recall import TileWindow, choice, window
 from workbench.metrics.tiles.tile_states import States
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.styles import SPARSE_METHODS
-from workbench.plots.tiles.tile_overview import REDUCTIONS, reduced, zoomed
+from workbench.plots.tiles.tile_overview import REDUCTIONS, overview_figure, reduce_tiles
 from workbench.plots.tiles.tile_recall import Span, in_window, span_of
 
 
@@ -26,7 +26,7 @@ def long_explorer(
     side: int = 64,
     share: float = 0.8,
     caption: str = "",
-    view: Reading | None = None,
+    view: PromptView | None = None,
 ) -> VBox:
     """Explore the first layer of `states`; the overview has at most `cells` a side, the window `side` tiles.
 
@@ -47,16 +47,16 @@ def long_explorer(
         count = tiles.kept.shape[2]
         row, key = min(row, max(0, count - side)), min(key, max(0, count - side))
         rows = rows_of(spec, value, head, row)
-        detail = rows.at(slice(key, key + side))
-        drawn = zoomed(
-            reduced(tiles.kept[head].cpu().numpy(), cells, how),
+        detail = rows.over_keys(slice(key, key + side))
+        drawn = overview_figure(
+            reduce_tiles(tiles.kept[head].cpu().numpy(), cells, how),
             Span.whole(states),
             in_window(detail, count),
             span_of(detail),
             title=f"{SPARSE_METHODS.name_of(spec)}, head {head}",
             names=[f"all {len(states):,} tokens: {REDUCTIONS[how]}", "the frame, tile by tile"],
-            notice=f"{tiles.size}-token tiles; in the frame it keeps {rows.held():.0%} of the queries' attention; "
-            f"{rows.missed():.0%} is in tiles dropped although needed for {share:.0%}.",
+            notice=f"{tiles.size}-token tiles; in the frame it keeps {rows.mass_kept():.0%} of the queries' attention; "
+            f"{rows.mass_missed():.0%} is in tiles dropped although needed for {share:.0%}.",
             caption=caption,
         )
         return counts_tokens(drawn, TokenAxes(len(states), len(states), y=True))

@@ -7,18 +7,18 @@ from workbench.app.explore.live import explorer, text_field
 from workbench.app.explore.prompts import attention_of, layer_and_head
 from workbench.core import masks as mask_rules
 from workbench.core.masks import block_attention, causal
-from workbench.data.prompt_view import Reading
-from workbench.metrics.attention_mass import masked
+from workbench.data.prompt_view import PromptView
+from workbench.metrics.attention_mass import measure_masked
 from workbench.models.loading import Loaded
 from workbench.plots.attention.masks import MaskPanel, masks
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
-from workbench.plots.tiles.reduce import firsts, shares
+from workbench.plots.tiles.reduce import cell_starts, shares
 
 LONGEST = 4096  # tokens up to which attention is measured too
 CELLS = 512  # maximum cells a side; for longer prompts
 
 
-def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
+def masks_explorer(loaded: Loaded, reading: PromptView, rule: str) -> VBox:
     """Explore a mask rule (`core.masks`), a layer and a head: masks, and the last token's attention.
 
     Above 4,096 tokens only the masks are drawn.
@@ -27,8 +27,8 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
     known = {"full attention": causal, "block attention": block_attention(prompt)}
     panels = [MaskPanel(name, shares(sees, length, CELLS)) for name, sees in known.items()]
     measured = length <= min(LONGEST, loaded.spec.context or LONGEST)
-    full = masked(model, prompt).tokens.numpy() if measured else None
-    places = firsts(length, CELLS)
+    full = measure_masked(model, prompt).tokens.numpy() if measured else None
+    places = cell_starts(length, CELLS)
 
     def draw(sentence: str, layer: int, head: int) -> list[go.Figure]:
         sees = mask_rules.parse(sentence, prompt)
@@ -44,7 +44,7 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
         counts_tokens(shapes, TokenAxes(length, len(places), y=True))
         if full is None:
             return [shapes]
-        mass = {"full": full, "your rule": masked(model, prompt, sees).tokens.numpy()}
+        mass = {"full": full, "your rule": measure_masked(model, prompt, sees).tokens.numpy()}
         caption = f"Attention of the last token of the prompt, computed on {model.device}."
         return [shapes, attention_of(mass, reading, layer, head, caption)]
 

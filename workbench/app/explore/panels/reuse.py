@@ -8,7 +8,7 @@ from ipywidgets import VBox
 from workbench.app.explore.live import explorer, number_slider, slider
 from workbench.app.explore.prompts import attention_of, layer_and_head, view_of
 from workbench.core.blocks import Prompt
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.data.sample import Sample
 from workbench.methods import Method
 from workbench.methods.answered import Generation
@@ -16,10 +16,10 @@ from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
-from workbench.metrics.attention_mass import masked, reused
+from workbench.metrics.attention_mass import measure_masked, reused
 from workbench.metrics.kv.position_encoding import POSITIONS, key_rotation
 from workbench.models.loading import Loaded
-from workbench.plots.attention.masks import shown
+from workbench.plots.attention.masks import token_label
 from workbench.plots.kv.position_encoding import rotation
 from workbench.plots.marks.styles import MODE_NAMES
 from workbench.plots.marks.table import table
@@ -49,7 +49,7 @@ def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: in
             caption=f"Greedy; store of cached blocks: hit rate {store.stats.hit_rate:.0%}, "
             f"{store.stats.bytes / 2**20:.1f} MiB.",
         )
-        mass = {"full": masked(model, view.prompt).tokens.numpy()}
+        mass = {"full": measure_masked(model, view.prompt).tokens.numpy()}
         for mode, positions in POSITIONS.items():
             mass[mode] = reused(model, view.prompt, positions).tokens.numpy()
         return [answered, attention_of(mass, view, layer, head, f"{view.opening}, {len(view.prompt)} tokens.")]
@@ -66,14 +66,14 @@ def ask(loaded: Loaded, prompt: Prompt, max_new_tokens: int, store: MemoryStore)
     }
 
 
-def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox:
+def positions_explorer(loaded: Loaded, reading: PromptView, block: int = 1) -> VBox:
     """Explore a block's token, the layer, the head and the distance."""
     tokens, begin = reading.prompt.blocks[block], reading.prompt.starts[block]
     furthest = min(2048, loaded.spec.context or 4096) - len(tokens)
 
     def draw(distance: int, token: int, layer: int, head: int) -> go.Figure:
         rotated = key_rotation(loaded.model, tokens, token, layer, head, [distance])
-        word = shown(reading.tokens[begin + token])
+        word = token_label(reading.tokens[begin + token])
         return rotation(
             rotated,
             notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",

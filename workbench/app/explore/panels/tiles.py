@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from workbench.app.explore.live import explorer, menu, number_slider, slider
 from workbench.core.errors import BadInput
-from workbench.data.prompt_view import Reading
+from workbench.data.prompt_view import PromptView
 from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
-from workbench.methods.sparse._small import small
+from workbench.methods.sparse._small import for_tile_size
 from workbench.methods.sparse.bfla import Bfla
-from workbench.metrics.tiles.tile_recall import Chosen, bfla_rules, chosen, needed
+from workbench.metrics.tiles.tile_recall import SelectedTiles, bfla_rules, select_by, select_by_oracle
 from workbench.metrics.tiles.tile_states import States, union
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.styles import SPARSE_METHODS
@@ -27,13 +27,13 @@ from workbench.plots.tiles.union import union as union_figure
 SECOND = {"union to pages": "union", "which rule keeps a tile (BFLA)": "rules"}
 
 
-def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]:
+def other_methods(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]:
     """Return specs of the methods that `specs` lacks, with tiles of `tile` tokens; without those that need fitting."""
     given, left = {spec.partition("(")[0] for spec in specs}, []
     for name in sparse.names():
-        spec = small(name, tile)
+        spec = for_tile_size(name, tile)
         try:
-            sparse.named(spec).ready(model)
+            sparse.from_spec(spec).for_model(model)
         except BadInput:
             continue
         left += [] if name in given else [spec]
@@ -45,7 +45,7 @@ Threshold = float | str  # "" for a method without one: a slider accepts no None
 
 def thresholds_of(spec: str) -> tuple[list[tuple[str, Threshold]], Threshold]:
     """Return the method's labelled threshold values, from few tiles to many, and the one in `spec`."""
-    method = sparse.named(spec)
+    method = sparse.from_spec(spec)
     option, steps = method.threshold_steps
     if not option:
         return [("–", "")], ""
@@ -75,8 +75,8 @@ def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlide
 
 def method_of(model: PreTrainedModel | None, spec: str, value: Threshold) -> Sparse:
     """Return the method with this threshold, bound to the model if one is given."""
-    method = sparse.named(spec).with_threshold(value) if isinstance(value, float | int) else sparse.named(spec)
-    return method if model is None else method.ready(model)
+    method = sparse.from_spec(spec).with_threshold(value) if isinstance(value, float | int) else sparse.from_spec(spec)
+    return method if model is None else method.for_model(model)
 
 
 def tiles_explorer(
@@ -89,7 +89,7 @@ def tiles_explorer(
     caption: str = "",
     layer: int = 0,
     head: int = 0,
-    view: Reading | None = None,
+    view: PromptView | None = None,
 ) -> VBox:
     """Explore `states` of one prompt, from `layer` and `head` (indices in the lists).
 
@@ -98,15 +98,15 @@ def tiles_explorer(
     length = len(states)
 
     @lru_cache(maxsize=8)
-    def choice_of(spec: str, value: Threshold, layer: int, chunks: bool) -> Chosen:
-        return chosen(states, layer, method_of(model, spec, value), share, chunk if chunks else None)
+    def choice_of(spec: str, value: Threshold, layer: int, chunks: bool) -> SelectedTiles:
+        return select_by(states, layer, method_of(model, spec, value), share, chunk if chunks else None)
 
     def draw(
         spec: str, value: Threshold, at: int, head: int, second: str, chunks: bool, number: int
     ) -> list[go.Figure]:
         layer, method = states.layers[at], method_of(model, spec, value)
         choice = choice_of(spec, value, layer, chunks)
-        best = needed(states, layer, method.size, share)
+        best = select_by_oracle(states, layer, method.size, share)
         tiles = maps(
             {
                 f"needed for {share:.0%}": [[of_head(best, head)]],
@@ -117,7 +117,7 @@ def tiles_explorer(
             heads=[head],
             columns=2,
             title="Kept tiles over true attention",
-            notice=said(choice, head),
+            notice=describe_selection(choice, head),
             caption=caption,
         )
         counts_tokens(tiles, TokenAxes(length, length, y=True))
@@ -140,18 +140,18 @@ def tiles_explorer(
     below = menu(SECOND, "below")
     chunks = Checkbox(value=False, description=f"select in chunks of {chunk}")
     last = (length - 1) // chunk
-    methods = method_and_threshold([*specs, *others(specs, sparse.named(specs[0]).size, model)])
+    methods = method_and_threshold([*specs, *other_methods(specs, sparse.from_spec(specs[0]).size, model)])
     controls = [*methods, layers, heads, below, chunks, slider("chunk", last, 0, last)]
     return explorer(controls, draw, view)
 
 
-def said(choice: Chosen, head: int) -> str:
+def describe_selection(choice: SelectedTiles, head: int) -> str:
     """Describe one head's selection in a sentence."""
     missed = int(choice.missed[head].sum())
     return (
-        f"Head {head} keeps {choice.density()[head]:.0%} of the causal pairs and {choice.held()[head]:.0%} of the "
+        f"Head {head} keeps {choice.density()[head]:.0%} of the causal pairs and {choice.mass_kept()[head]:.0%} of the "
         f"attention; {missed} {'tile is' if missed == 1 else 'tiles are'} dropped although needed, holding "
-        f"{choice.held(choice.missed)[head]:.0%} of it. Chosen in {1000 * choice.seconds:.0f} ms."
+        f"{choice.mass_kept(choice.missed)[head]:.0%} of it. Chosen in {1000 * choice.seconds:.0f} ms."
     )
 
 

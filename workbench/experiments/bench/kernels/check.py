@@ -42,15 +42,15 @@ def check(kernel: Any, device: str, dtypes: list[torch.dtype], stretch: bool = F
     name = kernel.__name__.rsplit(".", 1)[-1]
     for dtype in dtypes:
         for i, drawn in enumerate(kernel.cases(device=device, dtype=dtype)):
-            yield _verdict(kernel, name, str(i), fresh(drawn, i), dtype)
+            yield _verdict(kernel, name, str(i), redraw_inputs(drawn, i), dtype)
     if stretch and name.endswith("_attention"):
         last = list(kernel.cases(device=device, dtype=dtypes[0]))[1]
-        yield _verdict(kernel, name, "1, heads far apart", stretched(last), dtypes[0])
+        yield _verdict(kernel, name, "1, heads far apart", spread_last_head(last), dtypes[0])
 
 
 def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtype: torch.dtype) -> KernelVerdict:
     label = str(dtype).removeprefix("torch.")
-    exact = kernel.reference(*raised(arguments, torch.float64 if dtype == torch.float32 else torch.float32))
+    exact = kernel.reference(*upcast(arguments, torch.float64 if dtype == torch.float32 else torch.float32))
     plain = kernel.reference(*arguments)
     with deterministic():
         results = [kernel.launch(*arguments) for _ in range(REPEATS)]
@@ -60,13 +60,13 @@ def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtyp
     elif any(not torch.equal(results[0], other) for other in results[1:]):
         problem = "the result changes from run to run"
     if exact.dtype == torch.bool:  # a selection: the share that differs, as nearly equal scores may swap
-        error = differing(results[0], exact)
-        return KernelVerdict(name, case, label, error, 2 * differing(plain, exact) + ODD, problem)
+        error = share_differing(results[0], exact)
+        return KernelVerdict(name, case, label, error, 2 * share_differing(plain, exact) + ODD, problem)
     error = (results[0].double() - exact).abs().max().item() if exact.numel() else 0.0
     return KernelVerdict(name, case, label, error, allowance(exact, plain), problem)
 
 
-def differing(choice: Tensor, other: Tensor) -> float:
+def share_differing(choice: Tensor, other: Tensor) -> float:
     """Return the share of entries in which two selections differ."""
     return (choice ^ other).float().mean().item() if choice.numel() else 0.0
 
@@ -80,12 +80,12 @@ def allowance(exact: Tensor, plain: Tensor) -> float:
     return 2 * (plain.double() - exact).abs().max().item() + 2 * rounding + LITTLE
 
 
-def raised(arguments: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+def upcast(arguments: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the same arguments with floating-point tensors in a wider `dtype`."""
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments)
 
 
-def fresh(arguments: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+def redraw_inputs(arguments: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
     """Return the arguments with redrawn queries, keys and values on the device; NaN entries stay NaN."""
     draw = torch.Generator(arguments[0].device).manual_seed(1000 + seed)
 
@@ -99,7 +99,7 @@ def fresh(arguments: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
     return tuple(new(x) for x in arguments)
 
 
-def stretched(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def spread_last_head(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the same case with the last head of keys and values more than 2^31 elements after the first."""
     q, *pools = arguments[:3]
 

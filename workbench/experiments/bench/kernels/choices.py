@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Grid, Tiles
-from workbench.experiments.bench import named
+from workbench.experiments.bench import workload_module
 from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, Variant, labelled, numbers
 from workbench.kernels._pages.lists import PageLists, page_table, tile_lists, union_of
@@ -36,7 +36,7 @@ NONE: Variant = {}
 
 
 @dataclass(frozen=True)
-class Choosing:
+class SelectionKernel:
     """A kernel that selects on one set of inputs; `shared` neighbouring heads select alike."""
 
     kernel: str
@@ -47,43 +47,43 @@ class Choosing:
     options: tuple[int, ...] = ()
     shared: int = 1
 
-    def kept(self, rule: TileRule, variant: Variant = NONE) -> Tensor:
-        kept: Tensor = named(self.kernel).launch(self.q, self.keys, self.rows, rule, *self.options, **variant)
+    def select_tiles(self, rule: TileRule, variant: Variant = NONE) -> Tensor:
+        kept: Tensor = workload_module(self.kernel).launch(self.q, self.keys, self.rows, rule, *self.options, **variant)
         return kept
 
     def torch(self, rule: TileRule) -> Any:
-        return named(self.kernel).reference(self.q, self.keys, self.rows, rule, *self.options)
+        return workload_module(self.kernel).reference(self.q, self.keys, self.rows, rule, *self.options)
 
     def density(self, rule: TileRule) -> float:
         """Return the share of the causal tiles that is kept."""
         causal = Grid(self.rows[0], self.keys.shape[2], rule.tile).causal
-        return (self.kept(rule).float().mean() / causal.float().mean()).item()
+        return (self.select_tiles(rule).float().mean() / causal.float().mean()).item()
 
     def lists(self, rule: TileRule, variant: Variant = NONE) -> tuple[Tensor, Tensor]:
         """Return one list per query tile and group of heads that select alike."""
-        choice = Tiles(self.kept(rule, variant)[0], rule.tile, shared=self.shared)
+        choice = Tiles(self.select_tiles(rule, variant)[0], rule.tile, shared=self.shared)
         return tile_lists(choice, self.q.shape[2], self.keys.shape[2])  # on the GPU, as the engine makes them
 
     def attention(self, rule: TileRule, indptr: Tensor, indices: Tensor) -> Tensor:
         inputs = self.q, self.keys, self.values, self.rows, indptr, indices
-        out: Tensor = named("tile_attention").launch(*inputs, rule.tile, rule.tile)
+        out: Tensor = workload_module("tile_attention").launch(*inputs, rule.tile, rule.tile)
         return out
 
     def past(self, rule: TileRule) -> float:
         """Return the share of the pages before the chunk that any union reads."""
         chunk = self.q.shape[2] // rule.block
-        return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
+        return union_of(self.select_tiles(rule), self.group)[..., :-chunk].float().mean().item()
 
     def pages(self, rule: TileRule, variant: Variant = NONE, means: Any = None) -> PageLists:
         """Return one list per request and GQA group (CompactAttention), with `means` kept from earlier chunks."""
         if means is not None:
             past = self.keys.shape[2] - self.q.shape[2]
-            variant = {**variant, "means": named(self.kernel).pooled(self.keys, rule.block, means, past)}
-        union = union_of(self.kept(rule, variant), self.group)
+            variant = {**variant, "means": workload_module(self.kernel).pooled(self.keys, rule.block, means, past)}
+        union = union_of(self.select_tiles(rule, variant), self.group)
         return page_table(union, self.keys.shape[1], self.group, self.keys.shape[2] // rule.block, rule.block)
 
     def paged(self, pages: PageLists) -> Tensor:
-        out: Tensor = named("page_list_attention").launch(self.q, self.keys, self.values, self.rows, pages)
+        out: Tensor = workload_module("page_list_attention").launch(self.q, self.keys, self.values, self.rows, pages)
         return out
 
     def prompt(self, rule: TileRule) -> Tensor:
@@ -136,8 +136,8 @@ def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -
         work = _tiled(choosing, f"{length}K, stride {stride}", rule, operations, tried, slow=length > SLOW)
         rounded = replace(choosing, options=(stride, 8))  # a different choice, close to the exact one
         work.enter(IN_8_BITS, partial, rounded.lists, rule)
-        exact = choosing.kept(rule)
-        work.shape["differs"] = (exact ^ rounded.kept(rule)).sum().item() / exact.sum().item()
+        exact = choosing.select_tiles(rule)
+        work.shape["differs"] = (exact ^ rounded.select_tiles(rule)).sum().item() / exact.sum().item()
         yield work
 
 
@@ -150,13 +150,13 @@ def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024
     (batch, heads, kv_heads), tokens, size = workloads.CHUNK, LENGTHS[-1] * unit, unit // 8
     rows = torch.arange(tokens - unit, tokens, device=DEVICE).expand(batch, -1).contiguous()
     keys, values = (numbers(batch, kv_heads, tokens, workloads.WIDTH) for _ in range(2))
-    choosing = Choosing("choose_flash_prefill", numbers(batch, heads, unit, workloads.WIDTH), keys, values, rows)
+    choosing = SelectionKernel("choose_flash_prefill", numbers(batch, heads, unit, workloads.WIDTH), keys, values, rows)
     for share in SHARES:
         rule = TileRule(size, size, part=0.5, whole=True, local=3, sink=2)
         rule = with_density(rule, "part", choosing.past, share)
         name = f"chunk of {unit}, {share:.0%} of {LENGTHS[-1]}K pages"
         work = choosing.work(name, rule, batch * heads * unit * (tokens / size) * workloads.WIDTH)
-        means = named(choosing.kernel).pooled(keys, size)
+        means = workload_module(choosing.kernel).pooled(keys, size)
         for label, variant in labelled(tried):
             work.enter(label, partial, choosing.pages, rule, variant, means)
         work.enter(ANEW, partial, choosing.pages, rule)
@@ -171,14 +171,14 @@ def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024
         yield both
 
 
-def _prompt(kernel: str, tokens: int, options: tuple[int, ...], shared: int) -> Choosing:
+def _prompt(kernel: str, tokens: int, options: tuple[int, ...], shared: int) -> SelectionKernel:
     heads, kv_heads = workloads.HEADS
     q, keys, values = (numbers(1, n, tokens, workloads.WIDTH) for n in (heads, kv_heads, kv_heads))
-    return Choosing(kernel, q, keys, values, torch.arange(tokens, device=DEVICE)[None], options, shared)
+    return SelectionKernel(kernel, q, keys, values, torch.arange(tokens, device=DEVICE)[None], options, shared)
 
 
 def _tiled(
-    choosing: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
+    choosing: SelectionKernel, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
 ) -> KernelWorkload:
     """Return a workload of a selection with its lists, the same in torch unless it is too `slow`, and the attention."""
     work = choosing.work(name, rule, operations)

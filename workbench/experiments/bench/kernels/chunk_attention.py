@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from workbench.core.plan import Site
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Grid
-from workbench.experiments.bench import baselines, named
+from workbench.experiments.bench import baselines, workload_module
 from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.choices import DENSITY, STRIDE, with_density
 from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, Variant, numbers
@@ -54,7 +54,7 @@ class ByKernel:
     means: Any = None
 
     def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-        module, options = named(self.kernel), {}
+        module, options = workload_module(self.kernel), {}
         if self.capacity:
             past = past_of(q, keys)
             if past and self.means is not None:
@@ -67,7 +67,7 @@ class ByKernel:
 
 
 @dataclass
-class KeptGate:
+class RandomGate:
     """SeerAttention's gate with random weights; pooled keys of earlier chunks are kept, so a chunk only pools its own.
 
     Its rotations are left out, so its time is a lower bound for such a gate. A tile is kept if the gate is at least 1 -
@@ -81,13 +81,13 @@ class KeptGate:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-        return self.kept(q, keys, Grid(rows[0], keys.shape[2], self.rule.block))
+        return self.select_tiles(q, keys, Grid(rows[0], keys.shape[2], self.rule.block))
 
-    def kept(self, q: Tensor, keys: Tensor, grid: Grid) -> Tensor:
+    def select_tiles(self, q: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """Return the selection [B, Hq, I, J] for rows of a grid of blocks."""
         logits = self.logits(q, keys).masked_fill(~grid.causal, -torch.inf)
         least = logits.amax(-1, keepdim=True) + (1 - torch.as_tensor(self.rule.mass)).clamp(min=TINY).log()
-        return ((logits >= least) & grid.causal) | grid.own
+        return ((logits >= least) & grid.causal) | grid.own_tiles
 
     def logits(self, q: Tensor, keys: Tensor) -> Tensor:
         """Return [B, Hq, I, J] fp32: the gate's logits for each pair of blocks."""
@@ -118,7 +118,7 @@ def quoka(q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
     return torch.stack([listed for listed in found if listed is not None])
 
 
-def gathered(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
+def attend_gathered(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
     """Attend to the tokens `at` [B, H, K] in a copy of their keys and values.
 
     The chunk attends to all of itself, as in the dense baselines of a chunk here.
@@ -130,7 +130,7 @@ def gathered(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
 def over_tiles(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
     """Select tiles, list them, attend over the lists: block-sparse attention."""
     lists = lists_of(choice(q, keys, rows).flatten(0, 1))
-    out: Tensor = named("tile_attention").launch(q, keys, values, rows, *lists, size, size)
+    out: Tensor = workload_module("tile_attention").launch(q, keys, values, rows, *lists, size, size)
     return out
 
 
@@ -140,7 +140,7 @@ def over_pages(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tenso
     union = union_of(choice(q, keys, rows), group)
     union[..., past_of(q, keys) // size :] = True
     table = page_table(union, keys.shape[1], group, keys.shape[2] // size, size)
-    out: Tensor = named("page_list_attention").launch(q, keys, values, rows, table)
+    out: Tensor = workload_module("page_list_attention").launch(q, keys, values, rows, table)
     return out
 
 
@@ -148,10 +148,10 @@ def over_tokens(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor
     """QUOKA: select tokens, copy them, attend; on a GPU by the engine's kernels."""
     at = quoka(q, keys, rows)
     if not q.is_cuda:
-        return gathered(q, keys, values, at)
+        return attend_gathered(q, keys, values, at)
     copied = copies.launch(keys.flatten(0, 1), values.flatten(0, 1), at.flatten(0, 1))
     ranks = torch.arange(at.shape[2] - rows.shape[1], at.shape[2], device=q.device).expand_as(rows)
-    out: Tensor = named("tile_attention").launch(q, *(x.unflatten(0, keys.shape[:2]) for x in copied), ranks)
+    out: Tensor = workload_module("tile_attention").launch(q, *(x.unflatten(0, keys.shape[:2]) for x in copied), ranks)
     return out
 
 
@@ -177,9 +177,11 @@ def rules(unit: int) -> dict[str, TileRule]:
     }
 
 
-def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], target: float) -> KeptGate | ByKernel:
+def fit_threshold(
+    name: str, rule: TileRule, measure: Callable[[Choice], float], target: float
+) -> RandomGate | ByKernel:
     """Return the selection of a method, with its threshold set so that `measure` of it is `target`."""
-    choice: KeptGate | ByKernel = KeptGate(rule)
+    choice: RandomGate | ByKernel = RandomGate(rule)
     if name != "seer_attention":
         choice = ByKernel(f"choose_{name}", rule, (STRIDE,) if name == "xattention" else ())
 
@@ -209,7 +211,7 @@ def searches(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024)
         work = KernelWorkload(f"choices over {length}K", shape, 1.0, float(keys.nbytes))
         for name, rule in rules(unit).items():
             measure = partial(density, q=q, keys=keys, rows=rows, size=rule.block)
-            choice = fitted(name, rule, measure, DENSITY)
+            choice = fit_threshold(name, rule, measure, DENSITY)
             work.enter(f"{name}, one pass", partial, choice, q, keys, rows)
             work.enter(f"{name}, in chunks", partial, chunks_of, choice, q, keys, rows, unit)
             if isinstance(choice, ByKernel) and name == "flash_prefill":
@@ -226,7 +228,7 @@ TILES, UNION = "ours", "ours, pages of a union"
 KEPT = "ours, means kept from chunk to chunk"
 
 
-def drawn(heads: int, rows: int, columns: int, keep: float) -> Tensor:
+def draw_tiles(heads: int, rows: int, columns: int, keep: float) -> Tensor:
     """Draw tiles [1, heads, rows, columns] of the last rows: a share `keep` of the causal ones, and their own."""
     place = torch.arange(columns - rows, columns, device=DEVICE)[:, None]
     column = torch.arange(columns, device=DEVICE)
@@ -246,7 +248,7 @@ def kernels(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) 
     """Time equal sparsity in one pass and in a chunk: figure 1b."""
     size, tokens, (heads, kv_heads) = workloads.PAGE, KEYS * unit, workloads.HEADS
     for name, count in ((ONE_PASS, tokens), (CHUNK, unit)):
-        kept = drawn(heads, count // size, tokens // size, 1 - SPARSITY)
+        kept = draw_tiles(heads, count // size, tokens // size, 1 - SPARSITY)
         own = heads * (count // size)
         pairs = size * size * (int(kept.sum()) - own / 2)
         all_pairs = heads * (count * tokens - count * (count - 1) / 2)
@@ -259,10 +261,10 @@ def kernels(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) 
         rows = torch.arange(tokens - count, tokens, device=DEVICE)[None]
         lists = lists_of(kept.flatten(0, 1))
         work.enter_ours("tile_attention", (), q, keys, values, rows, *lists, size, size)
-        work.enter("ours, dense", partial, named("tile_attention").launch, q, keys, values, rows)
+        work.enter("ours, dense", partial, workload_module("tile_attention").launch, q, keys, values, rows)
         if count < tokens:
             table = union_drawn(count // size, tokens // size, 1 - SPARSITY)
-            work.enter(UNION, partial, named("page_list_attention").launch, q, keys, values, rows, table)
+            work.enter(UNION, partial, workload_module("page_list_attention").launch, q, keys, values, rows, table)
         work.enter_torch(against, q, keys, values, count == tokens, ", dense")
         if "flashinfer" in against:
             work.enter("flashinfer, dense", baselines.flashinfer_dense, q, keys, values)
@@ -287,10 +289,10 @@ def attention(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024
             each = partial(density, q=q, keys=keys, rows=rows, size=size)
             union = partial(past_read, q=q, keys=keys, rows=rows, size=size)
             inputs = size, q, keys, values, rows
-            work.enter(name, partial, over_tiles, fitted(name, rule, each, DENSITY), *inputs)
+            work.enter(name, partial, over_tiles, fit_threshold(name, rule, each, DENSITY), *inputs)
             if name == "xattention":
                 continue  # the paper applies the union to the two cheap methods
-            united = fitted(name, rule, union, SHARE)
+            united = fit_threshold(name, rule, union, SHARE)
             work.enter(
                 "ours" if isinstance(united, ByKernel) else f"ours over {name}", partial, over_pages, united, *inputs
             )

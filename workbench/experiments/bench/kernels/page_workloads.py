@@ -13,9 +13,16 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.tiling.tiles import Tiles
-from workbench.experiments.bench import baselines, named
+from workbench.experiments.bench import baselines, workload_module
 from workbench.experiments.bench.kernels import workloads
-from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, Variant, frequencies, numbers, ours
+from workbench.experiments.bench.kernels.workloads import (
+    DEVICE,
+    KernelWorkload,
+    Variant,
+    frequencies,
+    kernel_call,
+    numbers,
+)
 from workbench.kernels._pages.lists import pages
 
 
@@ -59,7 +66,9 @@ def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> KernelWorkload
         q = numbers(1, heads, count, width)
         rows = tokens + torch.arange(count, device=DEVICE)[None]
         for label, run in (("ours", 2), ("ours, pages one by one", 1)):
-            work.enter(label, ours, "question_attention", {}, q, keys, values, rows, replace(table, run=run), freq)
+            work.enter(
+                label, kernel_call, "question_attention", {}, q, keys, values, rows, replace(table, run=run), freq
+            )
     return work
 
 
@@ -90,7 +99,7 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
             keys, values = (numbers(kv_heads, pool, width) for _ in range(2))
             q = numbers(batch, heads, 1, width)
             work.enter_ours("shared_attention", variants, q, keys, values, rows, shared, own, freq)
-            work.enter("question_attention", ours, "question_attention", {}, q, keys, values, rows, whole, freq)
+            work.enter("question_attention", kernel_call, "question_attention", {}, q, keys, values, rows, whole, freq)
             k, v = (numbers(batch, kv_heads, tokens, width) for _ in range(2))  # baselines need a copy a request
             work.enter_torch(against, q, k, v)
         yield work
@@ -114,12 +123,14 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
             q, k, v = numbers(1, heads, len(rows), width), *(numbers(1, kv_heads, tokens, width) for _ in range(2))
             own, far = (stale_cache(tokens, rows, page, block) for block in (0, unit))
             work.enter_ours("q_sparse_attention", variants, q, *own[:2], rows[None], own[2], None)
-            work.enter("ours, blocks turned", ours, "q_sparse_attention", {}, q, *far[:2], rows[None], far[2], freq)
-            work.enter("ours, written in place", ours, "tile_attention", {}, q, k, v, rows[None])
+            work.enter(
+                "ours, blocks turned", kernel_call, "q_sparse_attention", {}, q, *far[:2], rows[None], far[2], freq
+            )
+            work.enter("ours, written in place", kernel_call, "tile_attention", {}, q, k, v, rows[None])
             if "flex" in against:
                 work.enter("flex", baselines.flex_rows, q, k, v, rows)
             if "cudnn" in against:  # torch's attention with a mask, as in FusionRAG's figure 14b
-                work.enter("sdpa, mask", baselines.masked, q, k, v, rows)
+                work.enter("sdpa, mask", baselines.masked_attention, q, k, v, rows)
             work.enter_dense(against, numbers(1, heads, tokens, width), k, v)
         yield work
 
@@ -187,7 +198,9 @@ def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> 
         label = "dense" if density is None else f"{density:.0%} of tiles"
         work = KernelWorkload(f"{label}, {length}K", shape, 4 * width * kept, traffic)
         rows = torch.arange(tokens, device=DEVICE)[None]
-        lists: Sequence[Tensor | None] = (None, None) if chosen is None else named("tile_attention").lists(chosen)
+        lists: Sequence[Tensor | None] = (
+            (None, None) if chosen is None else workload_module("tile_attention").lists(chosen)
+        )
         for _ in workloads.sets(traffic):
             q, k, v = numbers(1, heads, tokens, width), *(numbers(1, kv_heads, tokens, width) for _ in range(2))
             work.enter_ours("tile_attention", variants, q, k, v, rows, *lists, size, size)
@@ -260,8 +273,8 @@ def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     far = torch.arange(tokens, device=DEVICE) // unit * unit
     for _ in workloads.sets(traffic):
         keys = numbers(kv_heads, tokens, width)
-        work.enter("ours", ours, "rotate_keys", {}, keys, far, freq)
-        work.enter("torch", partial, named("rotate_keys").reference, keys, far, freq)
+        work.enter("ours", kernel_call, "rotate_keys", {}, keys, far, freq)
+        work.enter("torch", partial, workload_module("rotate_keys").reference, keys, far, freq)
     yield work
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from workbench.core.plan import Site
 from workbench.core.tiling.tiles import Grid, Tiles
-from workbench.experiments.bench import baselines, named
+from workbench.experiments.bench import baselines, workload_module
 from workbench.kernels._shared.attention import Config
 
 
 @dataclass
-class Counted:
+class CountingSparse:
     """Wrapper of a sparse method that counts the tiles it keeps, on the device."""
 
     over: Any
@@ -116,7 +116,7 @@ class KernelWorkload:
     def enter_ours(self, kernel: str, variants: Sequence[Variant], *arguments: Any) -> None:
         """Add our kernel, with each launch to try besides the default."""
         for name, variant in labelled(variants):
-            self.enter(name, ours, kernel, variant, *arguments)
+            self.enter(name, kernel_call, kernel, variant, *arguments)
 
     def enter_torch(
         self, against: Sequence[str], q: Tensor, k: Tensor, v: Tensor, causal: bool = False, label: str = ""
@@ -156,6 +156,6 @@ def labelled(variants: Sequence[Variant]) -> Iterator[tuple[str, Variant]]:
         yield f"ours, {', '.join(words)}", variant
 
 
-def ours(kernel: str, variant: Variant, *arguments: Any) -> Call:
+def kernel_call(kernel: str, variant: Variant, *arguments: Any) -> Call:
     """Return one launch of a kernel."""
-    return partial(named(kernel).launch, *arguments, **variant)
+    return partial(workload_module(kernel).launch, *arguments, **variant)

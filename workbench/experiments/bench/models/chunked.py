@@ -19,7 +19,7 @@ from workbench.engine.assembly import empty
 from workbench.engine.chunked import ChunkedRequest, passes
 from workbench.engine.forward import PrefillRequest
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.kernels.workloads import Counted, KernelWorkload
+from workbench.experiments.bench.kernels.workloads import CountingSparse, KernelWorkload
 from workbench.experiments.bench.models.whole_model import GPU, Scene
 from workbench.experiments.bench.run import result
 from workbench.experiments.bench.timing import Roof, Time
@@ -45,14 +45,14 @@ class ChunkedMethod:
     """A method of the comparison; `density` is the target of its threshold, None if it has no threshold."""
 
     name: str
-    sparse: Sparse | Counted | None = None
+    sparse: Sparse | CountingSparse | None = None
     density: float | None = None
 
 
 def methods(scene: Scene) -> list[ChunkedMethod]:
     """Return the methods: dense attention first, then ours, the union over FlashPrefill."""
     size, half = max(16, scene.unit // 8), max(16, scene.unit // 16)
-    trained = seer_gate.new(scene.model, half).requires_grad_(False)
+    trained = seer_gate.new_gate(scene.model, half).requires_grad_(False)
     flash, gate = FlashPrefill(block=size), SeerAttention(block=half, trained=trained)
     return [
         ChunkedMethod(DENSE),
@@ -73,7 +73,7 @@ def chunks_of(scene: Scene, method: ChunkedMethod, until: int, layers: int | Non
     return passes(scene.model, [ChunkedRequest(request, scene.unit, 1)])
 
 
-def fitted(scene: Scene, method: ChunkedMethod, until: int) -> ChunkedMethod:
+def fit_threshold(scene: Scene, method: ChunkedMethod, until: int) -> ChunkedMethod:
     """Set the threshold at which a prompt of `until` chunks keeps at most the method's density.
 
     Untrained models spread scores widely, or hardly at all: masses are searched as 1 - 10^-t, shares of the largest as
@@ -87,7 +87,7 @@ def fitted(scene: Scene, method: ChunkedMethod, until: int) -> ChunkedMethod:
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        counted = Counted(method.sparse.with_threshold(_threshold(middle, masses)))
+        counted = CountingSparse(method.sparse.with_threshold(_threshold(middle, masses)))
         for _ in chunks_of(scene, replace(method, sparse=counted), until, layers):
             pass
         low, high = (low, middle) if counted.density > method.density else (middle, high)
@@ -99,7 +99,7 @@ def _threshold(exponent: float, mass: bool) -> float:
     return max(1e-7, 1 - share) if mass else share
 
 
-def timed(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
+def time_chunks(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
     """Prefill `until` chunks; return the milliseconds until each of `marks`."""
     times, chunks = {}, chunks_of(scene, method, until)
     wait()
@@ -118,7 +118,7 @@ def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int,
     """
     if method.density is None:
         return dict.fromkeys(marks, 1.0)
-    counted, shares = Counted(method.sparse), {}
+    counted, shares = CountingSparse(method.sparse), {}
     for number in chunks_of(scene, replace(method, sparse=counted), until):
         if number in marks:
             kept, causal = torch.stack(counted.counts).sum(0).tolist()
@@ -129,7 +129,7 @@ def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int,
 def kernels(scene: Scene, method: ChunkedMethod, until: int) -> dict[str, float]:
     """Prefill `until` chunks; return the total milliseconds of each GPU kernel, by name."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        timed(scene, method, until)
+        time_chunks(scene, method, until)
     return {each.key: each.self_device_time_total / 1e3 for each in profiled.key_averages()}
 
 
@@ -146,7 +146,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def works(scene: Scene) -> dict[int, KernelWorkload]:
+def describe_prompts(scene: Scene) -> dict[int, KernelWorkload]:
     """Describe the prompts, by length in units; FLOPs are those of the layers and of all causal pairs."""
     listed = {}
     for length in LENGTHS:
@@ -163,7 +163,7 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
     Each row holds the time of dense attention in its run, so `bench_reports.measured` keeps rows of methods that were
     cut off. Lengths go up to the longest whose name contains `only`; shorter ones are measured on the way.
     """
-    listed = works(scene)
+    listed = describe_prompts(scene)
     longest = max((length for length, work in listed.items() if only in work.name), default=0)
     lengths = tuple(length for length in LENGTHS if length <= longest)
     listed = {length: listed[length] for length in lengths}
@@ -175,13 +175,13 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
             listed[length].candidates[method.name] = []
         begin = perf_counter()
         try:
-            ready = fitted(scene, method, lengths[-1])
+            ready = fit_threshold(scene, method, lengths[-1])
             shares = densities(scene, ready, lengths[-1], lengths)
-            timed(scene, ready, lengths[-1])  # warm-up: builds kernels, and captures graphs
+            time_chunks(scene, ready, lengths[-1])  # warm-up: builds kernels, and captures graphs
             ready_s = perf_counter() - begin
-            runs = [timed(scene, ready, lengths[-1], lengths) for _ in range(max(RUNS, scene.runs))]
+            runs = [time_chunks(scene, ready, lengths[-1], lengths) for _ in range(max(RUNS, scene.runs))]
             for length in lengths:
-                times[length][method.name] = timing.of([run[length] for run in runs])
+                times[length][method.name] = timing.summarise_ms([run[length] for run in runs])
                 facts[length][method.name] = {
                     "spec": str(ready.sparse),
                     "density": shares[length],

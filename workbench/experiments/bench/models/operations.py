@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.engine.forward import all_rows, prefill_many
-from workbench.experiments.bench.kernels.workloads import Counted, KernelWorkload
+from workbench.experiments.bench.kernels.workloads import CountingSparse, KernelWorkload
 from workbench.experiments.bench.models import chunked, over_pages, whole_model
 from workbench.experiments.bench.models.over_pages import VARIANTS
 from workbench.experiments.bench.models.recompute import QUESTION, recompute
@@ -27,11 +27,11 @@ from workbench.experiments.bench.models.whole_model import (
     Scene,
     build,
     clock,
-    measured,
+    measure_workload,
     token_of,
 )
 from workbench.experiments.bench.run import gpu_facts
-from workbench.experiments.bench.timing import roof
+from workbench.experiments.bench.timing import measure_roof
 from workbench.methods.sparse.bfla import Bfla
 
 DENSITY = 0.15  # of the causal tiles that BFLA keeps
@@ -61,7 +61,9 @@ def question(scene: Scene) -> Iterator[Comparison]:
                 ]
             candidates += [
                 Candidate("transformers, ready prefix cache", partial(whole_model.prefix, scene, context, count), 15),
-                Candidate("transformers, full prefill", partial(whole_model.whole, scene, context + count, ""), 4),
+                Candidate(
+                    "transformers, full prefill", partial(whole_model.prefill_whole, scene, context + count, ""), 4
+                ),
             ]
         yield KernelWorkload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
 
@@ -73,7 +75,7 @@ def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
     and the rest is spread over very many, so only masses very near 1 change the density.
     """
     model = scene.model
-    counted = Counted(method)
+    counted = CountingSparse(method)
     layers = min(DEEP, model.config.num_hidden_layers)
     low, high = 0.0, 7.0
     for _ in range(7):
@@ -84,7 +86,7 @@ def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
     return method.with_threshold(1 - 10**-high)
 
 
-def long(scene: Scene, tokens: int, sparse: Bfla | None, candidate: Candidate) -> Sample:
+def prefill_at_once(scene: Scene, tokens: int, sparse: Bfla | None, candidate: Candidate) -> Sample:
     """Prefill a whole prompt at once, as the engine does. The density is measured in a separate, untimed pass."""
     method = at_density(scene, tokens, sparse) if sparse else None
 
@@ -93,7 +95,7 @@ def long(scene: Scene, tokens: int, sparse: Bfla | None, candidate: Candidate) -
         return token_of(output, candidate)
 
     if method:
-        counted = Counted(method)
+        counted = CountingSparse(method)
         first_token(counted)
         candidate.facts |= {"mass": method.mass, "density": counted.density}
     return lambda: clock(partial(first_token, method))
@@ -108,11 +110,11 @@ def whole_prompt(scene: Scene) -> Iterator[Comparison]:
         flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
         longest = length == PROMPTS[0]
         runs = max(2, min(20, 64 // length))  # two runs give minimum and maximum
-        candidates = [Candidate("ours", partial(long, scene, tokens, method), max(3, runs), warmed=longest)]
-        candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None), runs))
+        candidates = [Candidate("ours", partial(prefill_at_once, scene, tokens, method), max(3, runs), warmed=longest)]
+        candidates.append(Candidate("ours, dense", partial(prefill_at_once, scene, tokens, None), runs))
         for name in whole_model.BACKENDS:
             if name in scene.against:
-                whole = partial(whole_model.whole, scene, tokens, name)
+                whole = partial(whole_model.prefill_whole, scene, tokens, name)
                 candidates.append(Candidate(f"transformers, dense ({name})", whole, runs, warmed=longest))
         name = f"{length}K at once, BFLA at 15%" if longest else f"{length}K tokens at once, BFLA at 15% or its least"
         yield KernelWorkload(name, shape, flops, scene.bytes(tokens)), candidates
@@ -148,10 +150,10 @@ def encode(scene: Scene) -> Iterator[Comparison]:
         if length == ENCODED[0]:
             candidates.append(Candidate("ours, layers not fused", partial(encoding, packed=False), 5))
         for name in ("", *(name for name in whole_model.BACKENDS if name in scene.against)):
-            whole = partial(whole_model.whole, scene, tokens, name)
+            whole = partial(whole_model.prefill_whole, scene, tokens, name)
             label = "transformers, full prefill" + (f" ({name})" if name else "")
             candidates.append(Candidate(label, whole, max(3, min(30, 320 // length))))
-            blocks = partial(whole_model.apart, scene, tokens, size, name)
+            blocks = partial(whole_model.encode_batched, scene, tokens, size, name)
             label = f"transformers, a batch of {tokens // size} prompts" + (f" ({name})" if name else "")
             candidates.append(Candidate(label, blocks, max(3, min(30, 320 // length))))
         yield (
@@ -170,7 +172,7 @@ def run(name: str, against: list[str], only: str = "", tuning: bool = False, run
     """
     if not GPU:
         raise BadInput("whole models are timed on a GPU, and there is none here")
-    ceiling = roof()
+    ceiling = measure_roof()
     yield gpu_facts() | {"kernel": name, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
     scene = Scene(build(), against, tuning=tuning, runs=runs)
     if name == "chunked":
@@ -178,4 +180,4 @@ def run(name: str, against: list[str], only: str = "", tuning: bool = False, run
         return
     for work, candidates in OPERATIONS[name](scene):
         if only in work.name:
-            yield measured(work, candidates, ceiling, runs)
+            yield measure_workload(work, candidates, ceiling, runs)

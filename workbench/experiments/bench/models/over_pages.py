@@ -23,7 +23,16 @@ from workbench.engine.graphs.graph_step import Captured
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.recompute import QUESTION
-from workbench.experiments.bench.models.whole_model import BLOCK, GPU, Candidate, Sample, Scene, clock, describe, filled
+from workbench.experiments.bench.models.whole_model import (
+    BLOCK,
+    GPU,
+    Candidate,
+    Sample,
+    Scene,
+    clock,
+    describe,
+    filled_pool,
+)
 from workbench.experiments.bench.timing import Time
 
 # Variants of the default: arguments of a `Runner`, and settings that are restored afterwards.
@@ -54,7 +63,7 @@ def settings(pool: Pool, overlap: bool = True, unit: int = 0, run: int = 0) -> I
 
 def question(scene: Scene, context: int, count: int, candidate: Candidate, graphs: bool = True, **how: Any) -> Sample:
     """Compute the question over a pool: page table, copy to the device, forward pass, token on the host."""
-    pool, cached = filled(scene, context, count, candidate.facts)
+    pool, cached = filled_pool(scene, context, count, candidate.facts)
     layers, best = how.pop("layers", None), how.pop("measured", True)
     ids = scene.ids(count)
 
@@ -74,7 +83,7 @@ def question(scene: Scene, context: int, count: int, candidate: Candidate, graph
     for ready in runner.captured.values():
         describe(candidate, ready)
         candidate.facts |= {"rows": ready.batch.bucket.rows, "run": ready.batch.bucket.run}
-        candidate.facts["replay_ms"] = replayed(ready)
+        candidate.facts["replay_ms"] = time_captured(ready)
     candidate.facts["products"] = runner.products
     candidate.facts["host_ms"] = host(partial(logits, runner))
     return partial(clock, lambda: int(logits(runner).argmax()))
@@ -83,7 +92,7 @@ def question(scene: Scene, context: int, count: int, candidate: Candidate, graph
 def answers(scene: Scene, context: int, batch: int, candidate: Candidate, count: int = 33, **how: Any) -> Sample:
     """Decode requests over shared pages; a sample is the mean over several steps, including the fetching of tokens."""
     own = min(QUESTION, scene.unit) + count
-    pool, cached = filled(scene, context, batch * (own + 64), candidate.facts)
+    pool, cached = filled_pool(scene, context, batch * (own + 64), candidate.facts)
     layers, best = how.pop("layers", None), how.pop("measured", True)
     candidate.after.enter_context(settings(pool, **how))
     runner, ids = Runner(scene.model, pool, layers=layers if GPU else None, measured=best), scene.ids(own - count)
@@ -107,7 +116,7 @@ def encoding(scene: Scene, context: int, candidate: Candidate, packed: bool = Tr
 
     `packed`: with the fused layers of packed passes, else with the model's own.
     """
-    pool, cached = filled(scene, context, 0, candidate.facts)
+    pool, cached = filled_pool(scene, context, 0, candidate.facts)
     size = min(BLOCK, scene.unit)
     blocks = [Block(tuple(run.tolist())) for run in scene.ids(context).split(size)]
     if not packed:
@@ -136,7 +145,7 @@ def host(work: Callable[[], Any]) -> float:
     return float(np.median(times))
 
 
-def replayed(ready: Captured) -> float | None:
+def time_captured(ready: Captured) -> float | None:
     """Return median milliseconds of a captured step on the device; None if nothing was captured."""
     if ready.graph is None:
         return None

@@ -39,7 +39,7 @@ from workbench.experiments.bench.models.whole_model import (
     Scene,
     clock,
     describe,
-    filled,
+    filled_pool,
     token_of,
 )
 from workbench.methods.select.answer_guided import AnswerGuided
@@ -68,19 +68,19 @@ class Online:
     def __post_init__(self) -> None:
         self.context, self.asked = sizes(self.scene)
         self.count = int(self.context * self.share)
-        self.pool, self.blocks = filled(self.scene, self.context, self.asked + self.count, self.candidate.facts)
+        self.pool, self.blocks = filled_pool(self.scene, self.context, self.asked + self.count, self.candidate.facts)
         self.runner = Runner(self.scene.model, self.pool, self.captured and GPU)
         runs = self.scene.ids(self.context).split(len(self.blocks[-1]))
         self.tokens = torch.cat((*runs[::-1], self.scene.ids(self.asked)))  # blocks in a different order than cached
 
     @cached_property
-    def drawn(self) -> Tensor:
-        return drawn(self.context, self.count)
+    def drawn_rows(self) -> Tensor:
+        return draw_rows(self.context, self.count)
 
     def rows(self, choice: Choice) -> Tensor:
         """Select the rows of the context to recompute, ascending, on the host."""
         if choice is None:
-            return self.drawn
+            return self.drawn_rows
         begin = perf_counter()
         rows = self.on_device(choice).cpu()
         self.choosing.append((perf_counter() - begin) * 1e3)
@@ -129,11 +129,11 @@ class Online:
             describe(self.candidate, captured)
         return token
 
-    def gathered(self, choice: Choice) -> int:
+    def recompute_gathered(self, choice: Choice) -> int:
         """Compute the rows over one contiguous KV while the blocks are gathered into it, rerotating their keys once."""
         model = self.scene.model
         if choice is None:
-            rows = torch.cat((self.drawn, torch.arange(self.context, self.context + self.asked)))
+            rows = torch.cat((self.drawn_rows, torch.arange(self.context, self.context + self.asked)))
             kv, fill = self.pool.gathering(self.blocks, self.asked, "re-encoded")
             (output,) = prefill_many(model, [PrefillRequest(self.tokens, Plan(rows), kv)], 1, [fill])
             return token_of(output, self.candidate)
@@ -153,7 +153,7 @@ def sizes(scene: Scene) -> tuple[int, int]:
     return CONTEXT * scene.unit, min(QUESTION, scene.unit)
 
 
-def drawn(context: int, count: int) -> Tensor:
+def draw_rows(context: int, count: int) -> Tensor:
     """Draw `count` rows of the context, ascending."""
     draw = torch.Generator().manual_seed(0)
     return torch.randperm(context, generator=draw)[:count].sort().values
@@ -180,7 +180,7 @@ def online(
 
 def recompute(scene: Scene) -> Iterator[Comparison]:
     """Yield the workloads, 15% first; FLOPs and bytes count the rows and the question, without the selection."""
-    question, answer, place, gather = QueryGuided(), AnswerGuided(), Online.in_place, Online.gathered
+    question, answer, place, gather = QueryGuided(), AnswerGuided(), Online.in_place, Online.recompute_gathered
     listed: list[tuple[str, Choice, Callable[[Online, Choice], int], bool]] = [
         ("ours", question, place, True),
         ("ours, answer-guided", answer, place, True),
@@ -210,7 +210,7 @@ def recompute(scene: Scene) -> Iterator[Comparison]:
 def _workload(scene: Scene, share: float) -> KernelWorkload:
     """Describe the work of one share."""
     context, count = sizes(scene)
-    rows = torch.cat((drawn(context, int(context * share)), torch.arange(context, context + count)))
+    rows = torch.cat((draw_rows(context, int(context * share)), torch.arange(context, context + count)))
     shape: dict[str, Any] = {"context": context, "rows": len(rows), "question": count, "recomputed": share}
     shape |= {"choice": "question-guided"} if share else {}
     flops = scene.flops(len(rows), float((rows + 1).sum()))
@@ -222,5 +222,5 @@ def _full(scene: Scene, runs: int) -> list[Candidate]:
     listed = []
     for name in [name for name in whole_model.BACKENDS if name in scene.against] or [""]:
         label = f"transformers, full prefill{name and f' ({name})'}"
-        listed.append(Candidate(label, partial(whole_model.whole, scene, sum(sizes(scene)), name), runs))
+        listed.append(Candidate(label, partial(whole_model.prefill_whole, scene, sum(sizes(scene)), name), runs))
     return listed

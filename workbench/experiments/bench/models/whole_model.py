@@ -125,7 +125,7 @@ def clock(work: Callable[[], Any]) -> float:
     return measure([work], torch.device(DEVICE), warm_up=0).p50 * 1e3
 
 
-def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, runs: int = 0) -> dict[str, Any]:
+def measure_workload(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, runs: int = 0) -> dict[str, Any]:
     """Return the entry of a workload after running its candidates one by one; tracebacks of failures go to stderr."""
     times: dict[str, timing.Time | str] = {}
     for candidate in candidates:
@@ -136,7 +136,7 @@ def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, r
             sample = candidate.begin(candidate)
             first = None if candidate.warmed else sample()
             candidate.facts["ready_s"] = time.perf_counter() - begin  # setup and the first run
-            times[candidate.name] = timing.of([sample() for _ in range(max(candidate.runs, runs))])
+            times[candidate.name] = timing.summarise_ms([sample() for _ in range(max(candidate.runs, runs))])
             candidate.facts["first_ms"] = first
         except Exception as problem:  # out of memory, or a backend that rejects the shape
             traceback.print_exc()
@@ -158,7 +158,7 @@ def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, r
 BLOCK = 512  # tokens of a cached block
 
 
-def filled(scene: Scene, context: int, own: int, facts: dict[str, Any], block: int = 0) -> tuple[Pool, list[Any]]:
+def filled_pool(scene: Scene, context: int, own: int, facts: dict[str, Any], block: int = 0) -> tuple[Pool, list[Any]]:
     """Return a pool with a context of blocks (of BLOCK tokens), and a reserve of `own` tokens.
 
     The blocks are in a different order than they were encoded; `facts` get the encoding time.
@@ -192,7 +192,7 @@ def backend(name: str) -> AbstractContextManager[Any]:
     return sdpa_kernel(BACKENDS[name]) if name else nullcontext()
 
 
-def whole(scene: Scene, count: int, name: str, candidate: Candidate) -> Sample:
+def prefill_whole(scene: Scene, count: int, name: str, candidate: Candidate) -> Sample:
     """Compute the whole prompt."""
 
     def first_token(ids: Tensor) -> int:
@@ -206,7 +206,7 @@ def whole(scene: Scene, count: int, name: str, candidate: Candidate) -> Sample:
     return lambda: clock(partial(first_token, ids))
 
 
-def apart(scene: Scene, count: int, size: int, name: str, _: Candidate) -> Sample:
+def encode_batched(scene: Scene, count: int, size: int, name: str, _: Candidate) -> Sample:
     """Compute prompts of `size` tokens in one batch of `count` tokens in total, and keep their keys and values."""
     ids = scene.ids(count).to(DEVICE).view(-1, size)
 

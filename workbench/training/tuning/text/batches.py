@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from workbench.models.weights.soft_tokens import SoftTokens
-from workbench.training.common import Drawn, deaf
+from workbench.training.common import DrawnBatches, ignore_signals
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.teacher import TaughtExamples, pack_taught
 from workbench.training.tuning.text.examples import Example, Source
@@ -40,7 +40,7 @@ def room_of(source: Source, config: TuneConfig, multiple: int) -> tuple[int, flo
     return room, sum(lengths) / (room * len(lengths))
 
 
-def fitting(examples: Sequence[Example], room: int) -> list[Example]:
+def fit_into(examples: Sequence[Example], room: int) -> list[Example]:
     """Return the first example and, in order, those that still fit into `room`; all if `room` is 0."""
     kept, tokens = list[Example](), 0
     for example in examples:
@@ -61,13 +61,13 @@ def chunks(examples: Sequence[Example], most: int, room: int) -> Iterator[list[E
         yield chunk
 
 
-def drawn(source: Source, config: TuneConfig, room: int, i: int) -> Batch:
+def draw_batch(source: Source, config: TuneConfig, room: int, i: int) -> Batch:
     """Return micro-batch `i`, packed."""
-    examples = fitting(examples_of(source, config, i), room)
+    examples = fit_into(examples_of(source, config, i), room)
     if config.teacher == "self":
         return pack_taught(examples, config, room)
     naive, least = config.positions == "naive", len(config.copies) * room
-    return pack(examples, config.copies, naive, least=least, soft=SoftTokens.last(config.soft))
+    return pack(examples, config.copies, naive, least=least, soft=SoftTokens.at_end_of(config.soft))
 
 
 def loader(
@@ -75,11 +75,11 @@ def loader(
 ) -> DataLoader[Any]:
     """Return the micro-batches at `places`, drawn by `workers` processes. Torch's global random state is not used."""
     return DataLoader(
-        Drawn(partial(drawn, source, config, room)),
+        DrawnBatches(partial(draw_batch, source, config, room)),
         batch_size=None,  # an item is a whole batch
         sampler=places,
         num_workers=workers,
         pin_memory=pin_memory,
         generator=torch.Generator(),
-        worker_init_fn=deaf,
+        worker_init_fn=ignore_signals,
     )

@@ -24,7 +24,7 @@ from workbench.data.lab_corpus.world import World, passages_of
 from workbench.data.layouts import Layout
 from workbench.data.sample import Passage, Sample
 from workbench.training.tuning.text.data_fields import DataFields
-from workbench.training.tuning.text.overlap import apart
+from workbench.training.tuning.text.overlap import without_overlap
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class OwnAnswers:
     which: str
     tokens: int
 
-    def wanted(self, sample: Sample) -> bool:
+    def answers_itself(self, sample: Sample) -> bool:
         """Return whether the model answers this sample itself."""
         return self.which == "all" or not _is_answered(sample)
 
@@ -148,7 +148,7 @@ class Files:
         self.own_answers: Sequence[tuple[int, ...]] | None = None if own is None else [()] * len(samples)
         digest = hashlib.sha256()
         for sample in samples:
-            longest = None if own is None else [(0,) * own.tokens if own.wanted(sample) else ()]
+            longest = None if own is None else [(0,) * own.tokens if own.answers_itself(sample) else ()]
             limits.check(example([sample], layout, tokenizer, longest))  # with its longest answer
             texts = (f"{each.name}={getattr(sample, each.name)!r}" for each in fields(sample))
             digest.update(f"Sample({', '.join(texts)})".encode())
@@ -157,13 +157,13 @@ class Files:
 
     def unanswered(self) -> list[int]:
         """Return the indices of the samples that the model has to answer itself."""
-        return [i for i, sample in enumerate(self.samples) if self.own and self.own.wanted(sample)]
+        return [i for i, sample in enumerate(self.samples) if self.own and self.own.answers_itself(sample)]
 
-    def alone(self, i: int) -> Sample:
+    def sample_alone(self, i: int) -> Sample:
         """Return sample `i` with the passages over which the model answers it."""
         return self.samples[i]
 
-    def answered(self, own: Sequence[tuple[int, ...]]) -> None:
+    def set_answers(self, own: Sequence[tuple[int, ...]]) -> None:
         """Set the model's own answers, token ids, one per sample (() for none)."""
         self.own_answers = own
 
@@ -217,7 +217,7 @@ class Mixed(Files):
                 return mixed
             chosen = chosen[:-1]
 
-    def alone(self, i: int) -> Sample:
+    def sample_alone(self, i: int) -> Sample:
         """Return sample `i` with the passages that answer it."""
         return replace(self.samples[i], ctxs=self.parts[i])
 
@@ -257,7 +257,7 @@ class Lab:
         shuffled: float = 0.0,
         name: str = "lab",
     ):
-        (low, high), style = passages, lab.named(name)
+        (low, high), style = passages, lab.style_named(name)
         kinds = lab.SHARE_OF if kinds is None else kinds
         if not 1 <= low <= high <= MOST_PASSAGES:
             raise BadInput(f"passages is {low}-{high}: a range within 1 to {MOST_PASSAGES} is needed")
@@ -347,6 +347,6 @@ class Data(DataFields):
         if options.keys() - ({"questions"} if self.mix else set()):
             names = "passages, questions, kinds, continued and shuffled"
             raise BadInput(f"{names} are for data 'lab', which is drawn; {self.name} has its own")
-        samples, overlap = apart(samples, self.exclude, self.overlap == "drop")
+        samples, overlap = without_overlap(samples, self.exclude, self.overlap == "drop")
         common = (samples, layout, tokenizer, limits, seed, own, overlap)
         return Mixed(*common, passages=self.mix, **options) if self.mix else Files(*common)

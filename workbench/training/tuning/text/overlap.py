@@ -24,7 +24,7 @@ def words_of(text: str) -> str:
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
-def apart(
+def without_overlap(
     samples: Sequence[Sample], files: Sequence[str], drop: bool = False
 ) -> tuple[list[Sample], dict[str, Any] | None]:
     """Return samples that share no question and no passage with `files`, and the record of the check.

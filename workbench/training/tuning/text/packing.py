@@ -74,7 +74,7 @@ def pack(
     """Pack examples into one sequence, each once for each mode in `copies`.
 
     naive     in block mode, position ids of each context block begin at 0
-    multiple  pad the length as `padded` does; 1: no padding
+    multiple  pad the length as `padded_length` does; 1: no padding
     least     pad the length to this instead, or to two, four, … times of it; 0: no padding
     asked     tokens of questions are predicted too, except the first
     soft      soft tokens around the passages in block mode, with ids counted from the end of the vocabulary
@@ -83,7 +83,7 @@ def pack(
     for number, (example, mode) in enumerate(product(examples, copies)):
         _add(columns, example, number, soft if mode == "block" else None, naive, asked)
     length = len(columns["tokens"])
-    if spare := (doubled(length, least) if least else padded(length, multiple)) - length:
+    if spare := (next_double(length, least) if least else padded_length(length, multiple)) - length:
         _add_block(columns, [0] * spare, 0, 0, -1)
         columns["positions"][-spare:] = columns["places"][-spare:] = [0] * spare
     lengths, owners, in_question, wide = (torch.tensor(column) for column in zip(*columns.pop("spans"), strict=True))
@@ -139,14 +139,14 @@ def _add_block(
     columns["spans"].append((len(tokens), example, in_question, in_question or wide))
 
 
-def doubled(length: int, least: int) -> int:
+def next_double(length: int, least: int) -> int:
     """Return the first of `least`, 2 · `least`, 4 · `least`, … that is at least `length`."""
     while least < length:
         least *= 2
     return least
 
 
-def padded(length: int, multiple: int) -> int:
+def padded_length(length: int, multiple: int) -> int:
     """Return the next length of `multiple` · (8 … 15) · 2^n, or the next multiple below 8: few lengths to compile."""
     if multiple == 1:
         return length
