@@ -16,11 +16,13 @@ from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods import select
 from workbench.metrics.kv.kv_deviation import (
+    PARTS,
     concentration,
     deviation,
     full_attention_kv,
     measure_causes,
     repair,
+    repair_records,
     squared,
 )
 from workbench.metrics.kv.selection import published, token_stages
@@ -131,6 +133,15 @@ def test_in_the_second_layer_recomputed_tokens_are_exact(model, cached):
     kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
     (found,) = repair(model, PROMPT, kv, [torch.tensor([14, 20, 30])], truth)
     assert found.recomputed_left[1] < 1e-6 and found.recomputed_left[2] > 1e-6
+
+
+def test_every_part_of_a_repair_is_recorded(model, cached):
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
+    found = repair(model, PROMPT, kv, [torch.tensor([14, 20, 30])], truth)
+    records = [one for one in repair_records({"oracle": found}) if one["at"] == 2]
+    expected = [float(share[2]) for share in (found[0].context, found[0].recomputed_left, found[0].question_left)]
+    assert [one["part"] for one in records] == list(PARTS)
+    assert [one["mean"] for one in records] == pytest.approx(expected)
 
 
 # --- Timelines and masks are read off plans

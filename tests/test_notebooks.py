@@ -200,7 +200,8 @@ def test_kv_deviation_measures_causes_and_repair(folder, tmp_path):
     metrics, tables = finished("06_kv_deviation", folder, tmp_path)
     assert metrics["causes"]["position"] > metrics["causes"]["context"] > 0.001 > metrics["causes"]["precision"] / 10
     repair = tables["repair"]
-    assert set(repair.part) == {"context", "chosen", "asked"} and (repair.query("part == 'chosen'").value < 1).all()
+    assert set(repair.part) == {"context", "recomputed_left", "question_left"}
+    assert (repair.query("part == 'recomputed_left'").value < 1).all()
     assert set(tables["places"].by) == {"offset", "rank"}
     assert tables["concentration"].query("at == 1").value.to_list() == pytest.approx([1, 1])
 

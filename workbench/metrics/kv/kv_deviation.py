@@ -228,10 +228,10 @@ def repairs(
     return {spec: [measured[i] for measured in by_prompt] for i, spec in enumerate(rows)}
 
 
-PARTS = {  # field of `Repair` → title
+PARTS = {  # field of `RepairDeviation` → title
     "context": "left in the context",
-    "chosen": "left in the recomputed tokens",
-    "asked": "left in the question",
+    "recomputed_left": "left in the recomputed tokens",
+    "question_left": "left in the question",
 }
 
 

@@ -112,15 +112,22 @@ def of_repair(selector: str, ratio: float, left: RepairDeviation) -> str:
     )
 
 
-def of_preparation(counts: pd.DataFrame, data: str) -> str:
-    """Return a sentence on how preprocessing changes the mean deviation on data other than `data`; "" without any.
+def changed_by_preparation(change: float, counts: pd.DataFrame, data: str) -> str:
+    """Return sentences on how preprocessing changes the mean deviation: on `data`, and on the other data of `counts`.
 
     `counts` are of the experiment "deviation", measured at layer 1.
     """
+    said = f"Caching after similar passages {_change([change])} on {data}."
     rows = counts[(counts.measure == "change_by_preparation") & (counts.data != data)].dropna(subset="value")
     if rows.empty:
-        return ""
-    low, high = rows.value.min(), rows.value.max()
-    changed = f"lowers it by {-high:.0%} to {-low:.0%}" if high < 0 else f"changes it by {low:+.0%} to {high:+.0%}"
+        return said
     models, names = (join_words(list(dict.fromkeys(rows[name]))) for name in ("model", "data"))
-    return f"On {names} ({models}, layer 1, results read) it {changed}."
+    return f"{said} In the results that were read ({models} on {names}, layer 1), it {_change(rows.value)}."
+
+
+def _change(changes: Sequence[float]) -> str:
+    low, high = min(changes), max(changes)
+    if low < 0 < high:
+        return f"changes the mean deviation by {low:+.0%} to {high:+.0%}"
+    ends = dict.fromkeys(f"{size:.0%}" for size in sorted((abs(low), abs(high))))
+    return f"{'lowers' if high <= 0 else 'raises'} the mean deviation by {' to '.join(ends)}"
