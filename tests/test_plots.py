@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ from workbench.metrics.tiles.tile_states import dense_states, synthetic_states
 from workbench.plots.attention.attention_mass import attention, block_mass
 from workbench.plots.attention.masks import MaskPanel, masks
 from workbench.plots.attention.prompt_strip import strip
-from workbench.plots.kv.deviation import deviation
+from workbench.plots.kv.deviation import changed_by_preparation, deviation
 from workbench.plots.kv.position_encoding import rotation
 from workbench.plots.marks import chart, styles
 from workbench.plots.marks import table as tables
@@ -537,6 +538,18 @@ def test_deviation_is_logarithmic_and_white_where_there_is_none():
     check(deviation({"exact": gap * 0}, TOKENS[:12], PROMPT.block_of[:12].numpy(), **SAID))
 
 
+def test_preparation_changes_the_deviation_by_what_was_measured_and_read():
+    def read(**values):
+        about = {"measure": "change_by_preparation", "model": "small"}
+        return pd.DataFrame([{**about, "data": data, "value": value} for data, value in values.items()])
+
+    said = changed_by_preparation(0.02, read(lab=0.5, nq=-0.7, manuals=-0.65), "lab")
+    assert said.startswith("Caching after similar passages raises the mean deviation by 2% on lab. In the results")
+    assert said.endswith("(small on nq and manuals, layer 1), it lowers the mean deviation by 65% to 70%.")
+    assert changed_by_preparation(-0.1, read(lab=0.5), "lab").endswith("lowers the mean deviation by 10% on lab.")
+    assert "changes the mean deviation by -10% to +20%." in changed_by_preparation(0, read(a=-0.1, b=0.2), "lab")
+
+
 def test_coloured_text_frames_what_is_chosen():
     scores = np.array([-np.inf] * 3 + [0.1, 0.5, 0.2, 0.4, 0.3, 9, 8, 7, 6])
     choices = {"one": Choice(scores, np.array([8, 9])), "two": Choice(scores[::-1].copy(), np.array([0]))}
@@ -545,7 +558,10 @@ def test_coloured_text_frames_what_is_chosen():
     assert letters.mode == "text" and list(letters.x) == list(bars.base), "letters lie over the boxes of all tokens"
     assert len(letters.text) == 14 and letters.text[0] == " t0&lt;"
     assert [i for i, width in enumerate(bars.marker.line.width) if width] == [8, 9]
-    assert bars.marker.color[8] == 1 and bars.marker.color[0] == 0 and bars.marker.color[13] == 0
+    colours = bars.marker.color
+    assert colours[8] == "#f0a125" and {colours[0], colours[13]} == {"#ffffff"}, "browsers read colours, not numbers"
+    switched = fig.layout.updatemenus[0].buttons[1].args[0]["marker.color"][0]
+    assert len(switched) == 14 and all(isinstance(colour, str) for colour in switched)
     assert "never" in bars.customdata[0] and "always" in bars.customdata[13] and "recomputed" in bars.customdata[8]
     assert fig.layout.updatemenus[0].buttons[1].args[0]["marker.line.width"][0][0] > 0
     assert list(fig.layout.yaxis.ticktext) == ["0", "1★", "2", "question"]
@@ -574,6 +590,8 @@ def test_the_slider_moves_the_set_and_the_answer():
     assert [frame.name for frame in fig.frames] == ["0%", "50%"] and fig.layout.sliders[0].active == 1
     assert np.isnan(fig.frames[0].data[0].z).all()
     assert np.argwhere(~np.isnan(fig.data[0].z)).tolist() == [[0, 4], [0, 11]], "the question is left out"
+    given = ratios(steps, TOKENS, PROMPT.block_of.numpy(), title="T", recovered={"a": "50%"}, **SAID)
+    assert {"50%", "–", "recovered at"} <= {note.text for note in given.layout.annotations}
     assert fig.data[1].text == ("✓ right", "who &lt;knows>") and "✗" in fig.frames[0].data[1].text[0]
 
 

@@ -272,6 +272,15 @@ def test_the_picture_of_a_figure_has_its_first_panel_at_the_size_of_the_picture(
     assert shown["layout"]["yaxis"]["dtick"] == 1 and "dtick" not in shown["layout"]["xaxis"]
 
 
+def test_a_name_in_a_picture_is_broken_before_its_bracket_if_there_are_few_names():
+    bar = {"type": "bar", "x": [1], "y": ["question-guided (FusionRAG)"], "orientation": "h"}
+    shown = thumbnail.shrink_figure({"data": [bar], "layout": {}})
+    assert shown["layout"]["yaxis"]["labelalias"] == {bar["y"][0]: "question-guided<br>(FusionRAG)"}
+    many = {**bar, "x": [1] * 9, "y": [*bar["y"], *"abcdefgh"]}
+    shown = thumbnail.shrink_figure({"data": [many], "layout": {}})
+    assert shown["layout"]["yaxis"]["labelalias"] == {bar["y"][0]: "question-guided (Fusi…"}
+
+
 def test_what_was_found_stands_in_an_entry_and_is_found(tmp_path):
     entry = card(tmp_path, metrics={"finding": "Reuse scores 3 points below."})
     assert entry["finding"] == "Reuse scores 3 points below." and "3 points below" in entry["searched"]

@@ -39,6 +39,7 @@ from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import SeriesStyle
 from workbench.plots.marks.table import ROOM, SECOND, drawn_width, table
 from workbench.plots.marks.theme import TURNED
+from workbench.plots.reports import findings
 from workbench.plots.tokens import ratio_outcomes
 from workbench.plots.tokens.plans import turnover
 from workbench.results import figure_data
@@ -89,7 +90,7 @@ def test_repairs_keep_selector_and_part_together():
     records = kv_deviation.repair_records({"first_k": [repair, repair], "oracle": [repair]})
     assert [r["at"] for r in records[:2]] == [1, 2], "the first layer never deviates"
     final = {(r["name"], r["part"]): r["mean"] for r in records if r["at"] == 2}
-    assert final["first_k", "asked"] == 0.25 and final["oracle", "context"] == 1
+    assert final["first_k", "question_left"] == 0.25 and final["oracle", "context"] == 1
 
 
 def test_the_map_of_one_prompt_leaves_its_question_out():
@@ -108,7 +109,23 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
     assert outcomes[0.5]["first_k"].rows.tolist() == [3, 4]
     assert ratio_outcomes.smallest_ratios(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
     assert ratio_outcomes.smallest_ratios({1.0: outcomes[0.5]}, "Wilby") == {"first_k": None, "oracle": None}
+    said = ratio_outcomes.describe_recovery({"first": None, "last": 0.5}, 0.9)
+    assert said.endswith("50% of the tokens recomputed; the other selector does not with up to 90%.")
+    said = ratio_outcomes.describe_recovery({"a": 0.01, "c": None, "b": 0.05, "d": None, "e": 0.01}, 0.5)
+    assert "a and e recover full" in said and " 1% of the tokens recomputed, b with 5%; the other 2 selectors" in said
+    assert ratio_outcomes.describe_recovery({"a": 0.5}, 0.5).endswith("with 50% of the tokens recomputed.")
+    assert "no selector recovers" in ratio_outcomes.describe_recovery({"a": None}, 0.5)
     assert ratio_outcomes.is_right("Wilby", ()) is None
+
+
+def test_a_paired_difference_says_whether_the_questions_distinguish_two_methods():
+    said = findings.paired_difference("a", "b", "nats", -0.2, -0.5, 0.0, 16)
+    assert said.startswith(
+        "0.200 nats lower with a than with b (paired by question, 95% interval -0.500 to +0.000, n = 16"
+    )
+    assert said.endswith("): these questions cannot distinguish the two.")
+    assert findings.paired_difference("a", "b", "nats", 0.2, 0.1, 0.3, 16).endswith("+0.300, n = 16).")
+    assert "cannot" in findings.paired_difference("a", "b", "nats", 0.2, float("nan"), float("nan"), 1)
 
 
 # --- Functions that shape records into tables, figures and sentences: prompts, masks, attention, positions

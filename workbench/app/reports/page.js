@@ -18,7 +18,7 @@ const workbench = (() => {
     for (const { trace, text, columns, share } of place.numbered) {
       trace.texttemplate = share * (wide - l - r) < NUMBER * columns ? "" : text;  // or they run into each other
     }
-    for (const [trace, letters] of place.typed) trace.textfont.size = Math.max(LEAST, letters * Math.min(1.15, wide / DRAWN));
+    for (const [trace, letters] of place.typed) trace.textfont.size = Math.max(LEAST, letters * Math.min(1.3, wide / DRAWN));
     for (const { key, text, size } of cut(place.titles, wide - l - r)) {
       change[`${key}.text`] = text;
       change[`${key}.font.size`] = size;
@@ -33,7 +33,7 @@ const workbench = (() => {
     const panels = titles.filter(({ text }) => !/<(?!br>)/.test(text)).map(({ text, share }) =>
       most(text.includes("<br>") ? text.split("<br>") : halves(text)) / share);
     const letters = Math.max(0, ...panels, ...sliders.map(({ steps = [] }) => most(steps.map(step => step.label))));
-    return Math.max(left + r + letters * LETTER * LEAST + 1, rows ? left * LEAST / 12 + r + PLOTTED : 0, ...typed.map(([, size]) => DRAWN * LEAST / size * 0.92));
+    return Math.max(left + r + letters * LETTER * LEAST + 1, rows ? left * LEAST / 12 + r + PLOTTED : 0, ...typed.map(([, size]) => DRAWN * LEAST / size));
   }
   function halves(text) {  // two lines of the least width
     const cuts = [...text].map((sign, at) => (sign === " " ? at : 0)).filter(Boolean);

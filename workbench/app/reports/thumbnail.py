@@ -29,6 +29,7 @@ IMAGES = ("image/png", "image/jpeg")
 LINES, COLUMNS = 24, 90  # of a text shown as a picture
 WORDS, NAMES = 60, 16  # maximum texts in a small picture, and names along an axis: more would overlap
 SIZE, LETTERS = (380, 240), 22  # px of a small picture; characters of a name in it
+BROKEN = 8  # maximum names along an axis that may have two lines
 MARGIN = {"l": 34, "r": 10, "t": 12, "b": 26}
 KEPT = ("template", "plot_bgcolor", "paper_bgcolor", "coloraxis", "barmode", "bargap", "bargroupgap", "shapes")
 HOVER = ("customdata", "hovertext", "hovertemplate", "hoverinfo", "ids", "meta")
@@ -114,7 +115,8 @@ def _small_axis(
     texts += [text for trace in traces for text in trace.get(side) or [] if isinstance(trace.get(side), list)]
     names = {text for text in texts if isinstance(text, str)}
     each = {"dtick": 1} if 0 < len(names) <= NAMES else {}  # every row is named
-    long = {text: f"{text[: LETTERS - 1]}…" for text in names if len(text) > LETTERS}
+    broken = len(names) <= BROKEN
+    long = {text: short for text in names if (short := _shorten(text, broken)) != text}
     if isinstance(kept.get("ticktext"), list):
         kept["ticktext"] = [long.get(text, text) for text in kept["ticktext"]]
     anchor = {"anchor": "free", "position": domain[0]} if side == "y" else {}
@@ -131,6 +133,12 @@ def _small_axis(
         "automargin": True,
         "showticklabels": shown and len(kept.get("ticktext") or ()) <= NAMES,
     }
+
+
+def _shorten(text: str, broken: bool) -> str:
+    """Shorten each line of a name; a name with a bracket may be `broken` before it."""
+    lines = (text.replace(" (", "<br>(") if broken and len(text) > LETTERS else text).split("<br>")
+    return "<br>".join(line if len(line) <= LETTERS else f"{line[: LETTERS - 1]}…" for line in lines)
 
 
 def _label(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,3 +18,14 @@ def times(ratio: float, more: str, less: str) -> str:
 def join_words(parts: Sequence[str]) -> str:
     """Return "a", "a and b", or "a, b and c"."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def paired_difference(one: str, other: str, unit: str, value: float, low: float, high: float, n: int) -> str:
+    """Return e.g. "0.2 s lower with A than with B (paired by question, …)", and whether the questions distinguish them.
+
+    `value`, `low` and `high` are of A minus B over `n` questions, in `unit`.
+    """
+    amount = f"{abs(value):.3f} {unit} {'lower' if value < 0 else 'higher'} with {one} than with {other}"
+    told = low > 0 or high < 0
+    rest = "" if told else ": these questions cannot distinguish the two"
+    return f"{amount} (paired by question, 95% interval {low:+.3f} to {high:+.3f}, n = {n:,}){rest}."

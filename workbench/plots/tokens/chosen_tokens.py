@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Unpack
 from unicodedata import combining, east_asian_width
 
@@ -14,12 +15,12 @@ from workbench.plots.attention.masks import token_label
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.elements import button, menu, switch
 from workbench.plots.marks.styles import SELECTORS
-from workbench.plots.marks.theme import BLUE, INK, MUTED, PAPER, RULE, Texts, clear, finish
+from workbench.plots.marks.theme import BLUE, INK, MUTED, PAPER, RULE, Texts, clear, finish, mixed
 
-COLUMNS, LINE = 116, 20  # characters per line, px per line
+COLUMNS, LINE = 110, 20  # characters per line, px per line
 MOST = 4000  # maximum tokens drawn
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
-SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
+SCALE = ((0, PAPER), (0.5, "#fdf0d5"), (0.8, "#f9cf84"), (1, "#f0a125"))
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,13 @@ def _look(choice: Choice, count: int, part: slice) -> dict[str, Any]:
             notes.append(f"position {i}: {chosen}<br>score {scores[i]:.3g}, above {rank[i]:.0%} of the others")
     framed = picked[part]
     edge = {"color": np.where(framed, INK, PAPER).tolist(), "width": np.where(framed, 1.6, 0).tolist()}
-    marker = {"color": rank[part].round(3), "colorscale": SCALE, "cmin": 0, "cmax": 1, "line": edge}
-    return {"marker": marker, "customdata": notes}
+    return {"marker": {"color": [_colour(each) for each in rank[part]], "line": edge}, "customdata": notes}
+
+
+def _colour(rank: float) -> str:
+    """Return the colour of a token's rank from 0 to 1."""
+    (low, pale), (high, strong) = next(pair for pair in pairwise(SCALE) if rank <= pair[1][0])
+    return mixed(pale, strong, (rank - low) / (high - low))
 
 
 def chosen_text(
