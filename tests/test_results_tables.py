@@ -409,6 +409,18 @@ def test_labels_of_a_logarithmic_axis_do_not_touch(values, wide, labels):
     assert len(theme.log_ticks(values, wide)["tickvals"]) == 2 * labels
 
 
+def test_powers_of_ten_in_a_narrow_panel_are_thinned_out():
+    assert theme.log_ticks([1e-9, 1], 150) == {"dtick": 3, "exponentformat": "power"}
+
+
+def test_ticks_of_a_logarithmic_panel_have_room_between_the_ends_of_its_intervals():
+    rows = pd.DataFrame({"name": ["a", "b"], "value": [2e-3, 6e-3], "low": [2e-4, 1e-3], "high": [2e-1, 1e-1]})
+    panels = {name: {"title": name, "axis": "nats", "log": True} for name in ("kl", "other")}
+    both = pd.concat([rows.assign(measure=name, source="here") for name in panels])
+    fig = chart.dot_plot(both, y="name", panel="measure", panels=panels, title="t")
+    assert list(fig.layout.xaxis.tickvals) == [1e-4, 1e-3, 1e-2, 1e-1, 1], "0.0001 and 0.0002 would touch"
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from workbench.experiments.serving.sessions import answer_session, follow
 from workbench.metrics.answers import bootstrap
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
 from workbench.plots.marks.styles import REUSE_STATUSES
-from workbench.plots.reports.session_replay import frames
+from workbench.plots.reports.session_replay import frames, quality
 from workbench.plots.tokens.plans import history, turnover
 from workbench.results import schema
 
@@ -296,17 +297,35 @@ def test_history_draws_every_block_once_at_its_place():
     assert any("shifted: keys re-encoded by +3" in text for trace in fig.data for text in trace.customdata)
 
 
-def test_frames_have_one_step_each_and_a_colour_for_every_status():
-    fig = frames(RECORDS, columns=2, rows=["t1"], active=1, **SAID)
+def test_frames_have_one_step_each_and_begin_where_most_kinds_of_blocks_are():
+    fig = frames(RECORDS, columns=2, rows=["t1"], **SAID)
     text = check(fig)
     (slider,) = fig.layout.sliders
-    assert [step.args[0][0] for step in slider.steps] == [frame.name for frame in fig.frames] == ["0", "1"]
-    assert slider.active == 1 and slider.steps[1].label.startswith("2: a &lt;move>")
+    assert [step.args[0][0] for step in slider.steps] == [frame.name for frame in fig.frames] == ["1", "2"]
+    assert slider.active == 1 and [step.label for step in slider.steps] == ["1", "2"]
+    described = [frame.layout.xaxis.title.text.partition("<br>")[2] for frame in fig.frames]
+    assert described[1].startswith("a &lt;move>") and fig.layout.xaxis.title.text.endswith(described[1])
     order = list(REUSE_STATUSES)
     assert np.array_equal(fig.data[0].z, [[order.index("encoded"), order.index("moved")]])
     assert np.array_equal(fig.frames[0].data[0].z, [[order.index("encoded")] * 2])
     scale = {colour for _, colour in fig.data[0].colorscale}
     assert scale == {look.colour for look in REUSE_STATUSES.values()} and len(json.loads(text)["frames"]) == 2
+    named = {trace.name for trace in fig.data[1:]}
+    assert named == {REUSE_STATUSES[kind].name for kind in ("moved", "encoded")}, "no entry without a mark"
+
+
+def test_answers_that_are_all_right_are_counted_in_a_table():
+    rows = [{"kind": kind, "mode": mode, "em": 1.0, "source": "here"} for kind in "aab" for mode in ("full", "block")]
+    said = {"title": "t", "caption": "c"}
+    fig = quality(answers := pd.DataFrame(rows), pd.DataFrame(), {}, **said)
+    assert [list(cells) for cells in fig.data[0].cells["values"]] == [
+        ["a", "b"],
+        ["2 of 2", "1 of 1"],
+        ["2 of 2", "1 of 1"],
+    ]
+    wrong = answers.assign(em=[0.0, *answers.em[1:]])
+    means = pd.DataFrame([{"kind": "a", "mode": "full", "measure": "em", "value": 0.5, "source": "here"}])
+    assert quality(wrong, means, {"em": {"title": "em", "axis": "share"}}, **said).data[0].type == "scatter"
 
 
 def test_turnover_leaves_out_what_was_not_measured():

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from workbench.metrics.kv.position_encoding import KeyRotation
 from workbench.plots.marks.elements import frame_slider, frames
-from workbench.plots.marks.theme import BLUE, FAINT, INK, RED, RULE, FigureTexts, finish, legend_over, panel_titles
+from workbench.plots.marks.theme import BLUE, INK, RED, RULE, FigureTexts, finish, legend_over, panel_titles
 
 
 def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[FigureTexts]) -> go.Figure:
@@ -45,7 +45,7 @@ def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[FigureText
     value = {"prefix": "shifted by ", "suffix": " tokens", "font": {"size": 13, "color": INK}}
     height = (270 if lines == 1 else 180) * lines
     slider = frame_slider([str(d) for d in distances], start, pad=14, x=0.02, len=0.96, currentvalue=value)
-    fig.update_layout(sliders=[slider], legend=legend_over(height, 26, entrywidth=230))
+    fig.update_layout(sliders=[slider], legend=legend_over(height, 26, entrywidth=200))
     panel_titles(fig, 12)
     title = "Rotation of a cached key to its new position"
     return finish(fig, title=title, height=height, above=66, below=104, left=24, **notes)
@@ -67,7 +67,8 @@ def _at_distance(cached: np.ndarray, speed: float, distance: int, place: np.ndar
     end = np.array([np.cos(begin + angle), np.sin(begin + angle)])
     off = np.degrees(np.arccos(np.clip(end @ place, -1, 1)))
     text = f"<br>rotated by {np.degrees(angle):,.1f}° = {distance} tokens × {np.degrees(speed):.4g}°"
-    look = {"mode": "lines", "line": {"color": FAINT, "width": 10}, "hoverinfo": "skip", "showlegend": False}
+    look = {"mode": "lines", "line": {"color": RULE, "width": 10, "simplify": False}, "hoverinfo": "skip"}
+    look |= {"name": "rotation by the shift", "legendgroup": "arc", "showlegend": first}
     ring = {"size": 19, "symbol": "circle-open", "color": INK, "line": {"width": 2}}
     name = "computed in place"
     hover = f"<b>{name}</b><br>{off:.2g}° from the shifted key<extra></extra>"

@@ -142,7 +142,7 @@ def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, 
     values = {r[name] for r in column.rows for name in ("mean", "low", "high")}
     if column.percent and not (column.whole or column.log) and len(values) == 1:  # plotly's own axis is 200% wide
         shown["range"] = [value + side * ALIKE for value in values for side in (-1, 1)]
-    shown |= {"type": "log", **log_ticks((r["mean"] for r in column.rows), NARROW_PAGE * wide)} if column.log else {}
+    shown |= {"type": "log", **log_ticks(values, NARROW_PAGE * wide)} if column.log else {}
     fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)
     if column.level is not None and not column.log:
         fig.add_vline(column.level, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)

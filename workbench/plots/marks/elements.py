@@ -1,6 +1,6 @@
 """Shared elements of figures: intervals, bands, legend entries, and controls that need no kernel."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Unpack
 
@@ -135,6 +135,21 @@ def band(x: Sequence[float], low: Sequence[float], high: Sequence[float], colour
     """Return an area between `low` and `high` over `x`, all [N]."""
     around = {"x": [*x, *reversed(x)], "y": [*high, *reversed(low)], "fill": "toself", "fillcolor": clear(colour, 0.14)}
     return go.Scatter(**around, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False, **more)
+
+
+def write_values(
+    fig: go.Figure, x: Iterable[float], y: Iterable[float], position: str, form: str = ".0%", **place: int
+) -> go.Figure:
+    """Write values beside their points; `position` is plotly's textposition, `place` row and column of the panel."""
+    values = list(y)
+    text = {
+        "text": [f"\u2002{value:{form}}\u2002" for value in values],
+        "textposition": position,
+        "textfont": {"color": INK},
+    }
+    marker = {"color": INK, "size": 5}
+    more = {"mode": "markers+text", "marker": marker, "cliponaxis": False, "hoverinfo": "skip", "showlegend": False}
+    return fig.add_scatter(x=list(x), y=values, **text, **more, **place)
 
 
 def swatches(fig: go.Figure, colours: Mapping[str, str]) -> None:

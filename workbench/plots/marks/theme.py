@@ -225,7 +225,7 @@ def _lines(text: str, width: int) -> list[str]:
     return [line for part in text.split("<br>") for line in wrap(part, width, break_on_hyphens=False)]
 
 
-GAP_OF_DECADES = 52  # px of "1,000,000" with margins
+GAP_OF_DECADES, GAP_OF_POWERS = 52, 34  # px of "1,000,000" and of "10⁻¹²" with margins
 
 
 def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, Any]:
@@ -239,9 +239,10 @@ def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, A
     if high > 6 and floor(log10(max(positive))) <= ceil(log10(min(positive))):
         return {"exponentformat": "SI"}
     if (high - low > 3 and (high > 6 or low < -3)) or high > 6:
+        apart = 1 if wide is None else max(1, ceil(GAP_OF_POWERS * (high - low) / wide))
         if high > 14:  # plotly's own steps end at 10¹⁵
-            return {"dtick": 1, "tickformat": "~s"}
-        return {"dtick": 1, "exponentformat": "SI" if low >= 0 else "power"}
+            return {"dtick": apart, "tickformat": "~s"}
+        return {"dtick": apart, "exponentformat": "SI" if low >= 0 else "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
     if high - low > 3:
         apart = max(1, ceil(GAP_OF_DECADES / decade))

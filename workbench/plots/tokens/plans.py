@@ -35,8 +35,9 @@ def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[
         bars["question"].append((at, end, record["question"], text))
     drawn = []
     for status, placed in bars.items():
-        rows, sizes = ([bar[i] for bar in placed] or [None] for i in (0, 2))
-        starts, hovers = ([bar[i] for bar in placed] for i in (1, 3))
+        if not placed:
+            continue
+        rows, starts, sizes, hovers = ([bar[i] for bar in placed] for i in range(4))
         look = REUSE_STATUSES.get(status, SeriesStyle(INK, name=status))
         more = {"base": starts, "marker": EDGE}
         drawn.append(Bars(look.name, look.colour, rows, sizes, "%{customdata}<extra></extra>", hovers, more))
