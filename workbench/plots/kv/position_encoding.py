@@ -1,6 +1,6 @@
 """Position encoding of cached blocks: how a key is rotated to its new position."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import plotly.graph_objects as go
@@ -67,8 +67,8 @@ def _at_distance(cached: np.ndarray, speed: float, distance: int, place: np.ndar
     end = np.array([np.cos(begin + angle), np.sin(begin + angle)])
     off = np.degrees(np.arccos(np.clip(end @ place, -1, 1)))
     text = f"<br>rotated by {np.degrees(angle):,.1f}° = {distance} tokens × {np.degrees(speed):.4g}°"
-    look = {"mode": "lines", "line": {"color": RULE, "width": 10, "simplify": False}, "hoverinfo": "skip"}
-    look |= {"name": "rotation by the shift", "legendgroup": "arc", "showlegend": first}
+    look: dict[str, Any] = {"mode": "lines", "line": {"color": RULE, "width": 10, "simplify": False}}
+    look |= {"hoverinfo": "skip", "name": "rotation by the shift", "legendgroup": "arc", "showlegend": first}
     ring = {"size": 19, "symbol": "circle-open", "color": INK, "line": {"width": 2}}
     name = "computed in place"
     hover = f"<b>{name}</b><br>{off:.2g}° from the shifted key<extra></extra>"

@@ -70,9 +70,10 @@ def ratios(
     written = {"mode": "text", "textposition": "middle right", "showlegend": False}
     place = {"x": [columns["answer"]] * len(methods), "y": labels}
     fig = go.Figure([heat, go.Scatter(answers).update(**place, **written, hovertemplate="%{text}<extra>%{y}</extra>")])
-    for method, label in zip(methods, labels, strict=True) if recovered is not None else ():
-        own = {"x": columns["recovered at"], "y": label, "text": recovered.get(method, "–")}
-        fig.add_annotation(**own, showarrow=False, xanchor="left")
+    if recovered is not None:
+        for method, label in zip(methods, labels, strict=True):
+            own = {"x": columns["recovered at"], "y": label, "text": recovered.get(method, "–")}
+            fig.add_annotation(**own, showarrow=False, xanchor="left")
     fig.frames = frames(pictures)
     for edge in block_edges(block_of[:count]):
         fig.add_vline(edge, line={"color": RULE, "width": 0.8})
