@@ -169,7 +169,7 @@ def test_answers_may_be_missing_or_numbers_and_cells_apart_by_semicolons(tmp_pat
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.jsonl", b'{"id": 1}\n{"id', "line 1: field 'ctxs' is missing"),
+        ("a.jsonl", b'{"id": 1}\n{"id', "line 1: field 'question' is missing"),
         ("a.jsonl", b'{"id', "line 1: not JSON"),
         ("a.json", b'[{"id": 1},\n{"id', "line 2: not JSON"),
         ("a.json", b"[]", "holds no records"),

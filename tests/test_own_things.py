@@ -1,6 +1,7 @@
 """Questions and methods of one's own: data frames, records, tables, folders, policies from a file or a cell."""
 
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import torch
 from tests.commands import refused_command, told
 from tests.own_method import LAST
 from tests.refusals import refused
-from workbench import Trial, data, measure, sweep
+from workbench import Trial, data, generate, measure, sweep
 from workbench.data import Passage, Sample
+from workbench.data.retrieval_corpus import Corpus
 from workbench.data.sources import folders, hub
-from workbench.methods import own, own_function, registry
+from workbench.methods import own, own_function, presets, registry
 from workbench.methods.select import Select
 
 RECORD = {"question": "What does shelf 1 hold?", "answers": ["lamps"], "ctxs": [{"title": "", "text": "Lamps."}]}
@@ -64,6 +66,29 @@ def test_documents_of_retrievers_are_passages(of):
     assert read.ctxs == (Passage("shelves.md", "Lamps."),)
 
 
+@pytest.mark.parametrize("names", [("Question", "Answer", "Context"), ("Query", "Reference", "Docs")])
+def test_names_of_columns_may_be_capitals(names, tmp_path):
+    row = ("Who fixes lamps?", "Ana", "Ana fixes lamps.")
+    pd.DataFrame([row], columns=list(names)).to_csv(tmp_path / "own.csv", index=False)
+    for given in (tmp_path / "own.csv", pd.DataFrame([dict(zip(names, row, strict=True))])):
+        (read,) = data.load(given)
+        assert (read.question, read.answers, read.ctxs[0].text) == (row[0], (row[1],), row[2])
+
+
+@pytest.mark.parametrize("name", ["fusionrag", "cacheblend", "turborag"])
+def test_a_published_method_is_named_in_calls_for_one_trial_and_one_answer(name, loaded):
+    named = Trial("lab-full", method=name, samples=2)
+    assert named == Trial("lab-full", samples=2, **presets.options(name, {}))
+    assert Trial("lab-full", method=name, samples=2, ratio=0.5).ratio == 0.5
+    refused("unknown method 'fastest'", lambda: Trial("lab-full", method="fastest"))
+    prompts = loaded.layout.prompts(data.load("lab", 2, 0, 3), loaded.tokenizer)
+    answers = generate(loaded.model, loaded.tokenizer, prompts, mode=name, max_new_tokens=2)
+    corpus = Corpus.of_prompts(prompts, loaded.tokenizer)
+    same = generate(loaded.model, loaded.tokenizer, prompts, named.method(corpus), max_new_tokens=2)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in same]
+    assert answers[0].rows_reused > 0
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -71,6 +96,7 @@ def test_documents_of_retrievers_are_passages(of):
         (torch.tensor(1.0), "data is"),
         ([{**RECORD, "ctxs": torch.tensor(1.0)}], "data, row 1: field 'ctxs'"),
         ({"question": "?"}, "data, row 1: field 'ctxs' is missing"),
+        ([{"q": "?", "text": "a"}], "row 1: field 'question' is missing: there are q, text"),
         ({"train": [RECORD]}, "data is"),
         ([], "data holds no rows"),
         ([RECORD, {"question": "?"}], "data, row 2: field 'ctxs' is missing"),
@@ -435,6 +461,20 @@ def test_what_a_function_returns_is_looked_at_before_any_work(returned, message,
     monkeypatch.setattr("workbench.experiments.trials.trial.choose_engine", None)  # what comes next
     trial = Trial("tiny", samples=1, passages=2, mode="block", select=mine)
     refused(f"mine {message}", trial.run, loaded=loaded)
+
+
+def test_a_function_that_fails_is_named_with_its_line(loaded, unknown_again):
+    def divides(prompt):
+        return 1 / (len(prompt) - len(prompt))
+
+    def nothing(prompt):
+        return [math.nan] * prompt.starts[-1]
+
+    for mine, message in (
+        (divides, r"select divides \(test_own_things.py, line \d+\) raised ZeroDivisionError"),
+        (nothing, r"nothing returned \d+ scores that are nan"),
+    ):
+        refused(message, Trial("tiny", samples=1, passages=2, mode="block", select=mine).run, loaded=loaded)
 
 
 def test_a_function_that_a_loop_makes_needs_a_name_of_its_own(unknown_again):

@@ -17,6 +17,7 @@ scores a method beside full attention, `workbench.sweep` and `workbench.leaderbo
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 
 TYPE_CHECKING = False  # as of `typing`, which is not waited for
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("cached-block-workbench")
     if name in _HOME:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
     if name in _MODULES or name in _PACKAGES:

@@ -8,7 +8,7 @@ from hashlib import sha256
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench.core.blocks import Block
+from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data import embedders
 from workbench.data.layouts import Layout
@@ -47,6 +47,12 @@ class Corpus:
         place = {block: i for i, block in enumerate(text_of)}
         numbers = (tuple(place[before] for before in ahead[block]) for block in text_of)
         return cls(tuple(text_of), tuple(text_of.values()), tuple(numbers))
+
+    @classmethod
+    def of_prompts(cls, prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase, system: int = 1) -> "Corpus":
+        """Return the passages of prompts, whose first `system` blocks are none, in the order in which they occur."""
+        blocks = tuple(dict.fromkeys(block for prompt in prompts for block in prompt.context[system:]))
+        return cls(blocks, tuple(str(tokenizer.decode(list(block.tokens))) for block in blocks))
 
     @cached_property
     def key(self) -> str:

@@ -64,7 +64,7 @@ class Sample:
         check_fields(self)
 
     def __repr__(self) -> str:
-        found = f"answers={list(self.answers)}, {len(self.ctxs)} passages"
+        found = f"answers={list(self.answers)}, {len(self.ctxs)} passage{'s' * (len(self.ctxs) != 1)}"
         return f"Sample({self.question!r}, {found}{f', {self.kind}' if self.kind else ''}, id={self.id!r})"
 
     def to_json(self) -> dict[str, Any]:
@@ -127,8 +127,7 @@ def nonempty_list(record: dict[str, Any], field: str) -> list[Any]:
     """Return the list in a field. Raises BadInput where it is missing, empty or not a list."""
     value = record.get(field)
     if not isinstance(value, list) or not value:
-        folder = " (questions alone stand in a folder beside their documents: --data FOLDER)" * (field == "ctxs")
-        raise BadInput(f"field '{field}' {_state(record, field)}; a list of at least one is needed{folder}")
+        raise BadInput(f"field '{field}' {_state(record, field)}; a list of at least one is needed")
     return value
 
 

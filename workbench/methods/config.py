@@ -1,6 +1,7 @@
 """Build methods from text fields, and check that the options are compatible."""
 
 from dataclasses import dataclass, fields, replace
+from inspect import Parameter, Signature, signature
 from typing import Any, Self
 
 import torch
@@ -9,7 +10,7 @@ from workbench.core.errors import BadInput, did_you_mean
 from workbench.core.plan import Plan
 from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.chunked import check_chunk
-from workbench.methods import Method, modes, registry
+from workbench.methods import Method, modes, presets, registry
 from workbench.methods import attend as rules
 from workbench.methods import correct as corrections
 from workbench.methods import prepare as preparations
@@ -20,17 +21,30 @@ from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.sparse import Sparse
 
 
+class _ByName(type):
+    """Metaclass that lets a published method give the fields which are not named."""
+
+    def __call__(cls, *values: Any, method: str | None = None, **fields: Any) -> Any:
+        """Build an instance; `method` is the name of a published method (`workbench.methods.presets`)."""
+        return super().__call__(*values, **(fields if method is None else presets.options(method, fields)))
+
+    @property
+    def __signature__(cls) -> Signature:
+        """The fields with their defaults, without annotations, so that `help` fits a screen."""
+        _, *given = signature(vars(cls)["__init__"]).parameters.values()
+        named = Parameter("method", Parameter.KEYWORD_ONLY, default=None)
+        return Signature([*(each.replace(annotation=Parameter.empty) for each in given), named])
+
+
 @dataclass(frozen=True, kw_only=True)
-class MethodConfig(MethodFields):
-    """A method described by the fields of `MethodFields`."""
+class MethodConfig(MethodFields, metaclass=_ByName):
+    """A method described by the fields of `MethodFields`; `method` names a published one, whose fields are defaults."""
 
     def __new__(cls, *_: Any, **values: Any) -> Self:
         """Raise BadInput for an unknown field, with the nearest name as a suggestion."""
         names = [each.name for each in fields(cls)]
         if unknown := [name for name in values if name not in names]:
-            presets = f"; give those of a method as **workbench.methods.presets.options({values[unknown[0]]!r}, {{}})"
-            hint = presets if unknown[0] == "method" else did_you_mean(unknown[0], names)
-            raise BadInput(f"{cls.__name__} has no field {unknown[0]!r}{hint}")
+            raise BadInput(f"{cls.__name__} has no field {unknown[0]!r}{did_you_mean(unknown[0], names)}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from workbench.core.errors import BadInput, format_value, not_allowed
 from workbench.core.utils.stages import stage
 from workbench.engine.decoding import Tokens, by_request, decode, text_of
 from workbench.engine.pages.page_allocator import NoPages
-from workbench.methods import Method, ReadyRequest, finish
+from workbench.methods import Method, ReadyRequest, finish, presets
 from workbench.methods.answered import Answered, Generation
 from workbench.methods.engines import EngineChoice, UnreadKV, choose_engine, pages_of
 from workbench.methods.method import SamplingParams
@@ -48,17 +48,23 @@ def generate(
 ) -> list[Generation]:
     """Answer a batch of prompts of any lengths.
 
-    mode    a method, or the name of a method with its defaults. "full": every token of a prompt is computed; "block":
-            every context block is cached independently (in `store`, or for this call only) and reused at its new
-            position; "superposition": one path per document. Methods with options, such as `Reuse(positions="naive")`,
-            are in `workbench.methods`
+    mode    a method, or the name of one with its defaults. "full": every token of a prompt is computed; "block": every
+            context block is cached independently (in `store`, or for this call only) and reused at its new position;
+            "superposition": one path per document; or a published method (`workbench.methods.presets`), as "fusionrag",
+            whose neighbours are looked up among the passages of these prompts. Methods with options, such as
+            `Reuse(positions="naive")`, are in `workbench.methods`
     engine  "paged" (pages and CUDA graphs), "contiguous", or "auto": paged on a GPU if model and method allow it
             (`methods.engines`)
 
-    The other arguments are those of `engine.decoding.decode`. Raises BadInput for invalid arguments, before any work.
+    stop    strings that end an answer, as `layout.stop`; without them, an answer ends at the model's end-of-sequence
+            token or after `max_new_tokens`
+
+    `temperature` 0 is greedy decoding; else tokens are sampled from the smallest set whose probability reaches `top_p`,
+    by `seed` (one, or one per prompt). Raises BadInput for invalid arguments, before any work.
     """
     params = SamplingParams(max_new_tokens, temperature, top_p, seed, stop)
-    return answer(model, tokenizer, prompts, method_of(mode), store, params, engine=engine, keep=False).generations
+    method = method_of(mode, prompts, tokenizer)
+    return answer(model, tokenizer, prompts, method, store, params, engine=engine, keep=False).generations
 
 
 def answer(
@@ -118,7 +124,8 @@ def stream(
     `options` are the fields of `SamplingParams`. Over pages, tokens of several requests are interleaved, and the
     model's pages are locked until the stream is exhausted or closed.
     """
-    batch = _Batch(model, tokenizer, prompts, method_of(mode), _store_of(store), SamplingParams(**options))
+    method = method_of(mode, prompts, tokenizer)
+    batch = _Batch(model, tokenizer, prompts, method, _store_of(store), SamplingParams(**options))
     return _streamed(batch, _engine_for(batch, engine).name == "paged")
 
 
@@ -230,12 +237,23 @@ def decode_ready(
     return decode(model, kvs, logits, tokenizer=tokenizer, sees=rules, backends=backends, **vars(params))
 
 
-def method_of(mode: Method | str) -> Method:
-    """Return the method with this name, or `mode` itself if it is a method."""
-    known = mode in MODES if isinstance(mode, str) else hasattr(mode, "begin")
-    if not known:
+def method_of(mode: Method | str, prompts: Sequence[Prompt] = (), tokenizer: Any = None) -> Method:
+    """Return the method with this name, or `mode` itself if it is a method.
+
+    A published method takes neighbours from the passages of `prompts`.
+    """
+    if not isinstance(mode, str):
+        if not hasattr(mode, "begin"):
+            raise not_allowed("mode", mode, (*MODES, "a published method", "methods of workbench.methods"))
+        return mode
+    if mode in MODES:
+        return MODES[mode]
+    if not prompts:
         raise not_allowed("mode", mode, (*MODES, "methods of workbench.methods"))
-    return MODES[mode] if isinstance(mode, str) else mode
+    from workbench.data.retrieval_corpus import Corpus
+    from workbench.methods.config import MethodConfig
+
+    return MethodConfig(**presets.options(mode, {})).method(Corpus.of_prompts(prompts, tokenizer))
 
 
 def first_token(

@@ -56,7 +56,7 @@ def check_positions(name: Any) -> None:
 def check_ratio(ratio: float | None) -> None:
     """Raise BadInput for a ratio outside [0, 1]; None is allowed."""
     if ratio is not None and not 0 <= ratio <= 1:
-        raise BadInput(f"ratio {ratio}: it is a share of the document tokens, from 0 to 1")
+        raise BadInput(f"ratio {ratio}: it is a share of the passage tokens, from 0 to 1")
 
 
 def check_engine(name: Any) -> None:

@@ -15,8 +15,10 @@ functions need different names. Commands and other processes find it in a method
 """
 
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, format_value, kind_of
+from workbench.core.errors import BadInput, format_value, kind_of, shorten
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.methods import own, registry
@@ -43,20 +45,35 @@ class FunctionSelect(Select):
     reads_cache: ClassVar[bool]
 
     def score(self, prompt: Prompt) -> Tensor:
-        return scores_of(type(self).__name__, type(self).function(prompt), prompt.starts[-1])
+        return self._called(prompt.starts[-1], prompt)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         if not self.reads_cache:
             return [self.score(prompt) for prompt in prompts]
-        name, function = type(self).__name__, type(self).function
         pairs = zip(prompts, kvs, strict=True)
-        return [scores_of(name, function(model, prompt, kv), prompt.starts[-1]) for prompt, kv in pairs]
+        return [self._called(prompt.starts[-1], model, prompt, kv) for prompt, kv in pairs]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         """Return (): forward passes of the function are not counted. Raises BadInput if its result is invalid."""
         if not self.reads_cache:
             self.score(prompt)
         return ()
+
+    def _called(self, length: int, *given: Any) -> Tensor:
+        """Return the function's scores [length]. Raises BadInput that names the line at which it fails."""
+        name, function = type(self).__name__, type(self).function
+        try:
+            found = function(*given)
+        except BadInput:
+            raise
+        except Exception as problem:
+            own_code = [at for at in traceback.extract_tb(problem.__traceback__) if at.filename != __file__]
+            where = f" ({Path(own_code[0].filename).name}, line {own_code[0].lineno})" if own_code else ""
+            raise BadInput(f"select {name}{where} raised {type(problem).__name__}: {shorten(problem)}") from problem
+        scores = scores_of(name, found, length)
+        if missing := int(scores.isnan().sum()):
+            raise BadInput(f"{name} returned {missing} scores that are nan: numbers, inf or -inf are needed")
+        return scores
 
 
 def selector(function: Callable[..., Any]) -> Select:

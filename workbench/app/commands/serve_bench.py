@@ -68,10 +68,10 @@ def serve_bench(
         origin["versions"] = versions() | data.versions(asked.data)
         with Writer(out, f"serving@{Path(asked.model).name}", **origin) as tables:
             tables.timings(served.timings(runs, served.setting(asked)))
-            tables.counts(served.counts(runs, asked.start, served.setting(asked)))
+            tables.counts(served.counts(runs, str(asked.start), served.setting(asked)))
     about = {"model": asked.model, "data": asked.data, "device": origin["device"], "engine": runs[0].engine}
     line = json.dumps(about | {"start": asked.start, "rate": asked.rate, "runs": [run.to_json() for run in runs]})
-    show(as_json, line, report(about, runs))
+    show(as_json, line, report(about | {"start": str(asked.start)}, runs))
 
 
 def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
@@ -87,5 +87,7 @@ def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
         table.add_row(NAMES.get(run.name, run.name), *times, *shares)
     head = f"[bold]{plain(about['model'])} on {plain(about['data'])}: {runs[0].questions} questions[/]"
     foot = f"[dim]{plain(about['device'])} · engine {plain(about['engine'])}[/]"
-    beside = "[dim]Baselines use a contiguous KV cache per request and start empty.[/]"
-    return Group(head, "", table, "", foot, *([beside] if any(run.method != REUSE for run in runs) else []))
+    beside = f"Baselines use a contiguous KV cache per request, and start empty; blocks start {about['start']}."
+    return Group(
+        head, "", table, "", foot, *([f"[dim]{beside}[/]"] if any(run.method != REUSE for run in runs) else [])
+    )

@@ -17,7 +17,7 @@ def answer(page: Verification) -> str:
     """Summarise the verdicts in a sentence."""
     failed = [one.name for one in page.verdicts if not one.holds]
     if not failed:
-        return f"The blocks of {page.model} can be reused exactly"
+        return f"The blocks of {page.model} can be reused exactly: moved keys equal those computed in place"
     return f"The blocks of {page.model} cannot be reused exactly: {', '.join(failed)} fail{'s' * (len(failed) == 1)}"
 
 
@@ -34,6 +34,8 @@ def report(page: Verification) -> Group:
         state = "[green]holds[/]" if one.holds else "[bold red]FAILS[/]"
         table.add_row(state, one.name, f"{one.value:.2g}", f"{one.allowed:.2g}", f"[dim]{plain(one.detail)}[/]")
     said = f"[bold {'green' if page.all_hold else 'red'}]{plain(answer(page))}.[/]"
+    if page.all_hold:
+        said += f" Next, what the answers lose: workbench trial --model {plain(page.model)} --mode block"
     return Group(said, f"{plain(page.model)}: {_head(page)}", table, f"[dim]{plain(_foot(page))}[/]")
 
 

@@ -36,8 +36,16 @@ from workbench.data.sample import Sample, nonempty_list, plain, titles, words
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".tsv", ".parquet")
 TABLES = (".csv", ".tsv", ".parquet")
 ALIASES = {"contexts": "ctxs", "retrieved_contexts": "ctxs", "passages": "ctxs", "documents": "ctxs"}
-ALIASES |= {"user_input": "question", "query": "question", "ground_truth": "answer", "reference": "answer"}
+ALIASES |= {
+    "docs": "ctxs",
+    "user_input": "question",
+    "query": "question",
+    "ground_truth": "answer",
+    "reference": "answer",
+}
+FIELDS = {*ALIASES, "question", "input", "answer", "answers", "ctxs", "context", "paragraphs", "output", "kind", "type"}
 PASSAGES = ("ctxs", "context", "paragraphs", "output", *(old for old, new in ALIASES.items() if new == "ctxs"))
+BESIDE = "; questions without passages are read from a folder that also holds documents"
 Record = dict[str, Any]
 
 
@@ -108,7 +116,13 @@ def _rows(path: Path) -> Iterator[Record]:
     except (OSError, ValueError) as problem:  # pandas and Arrow raise subclasses of ValueError
         raise unreadable(path, problem) from None
     for row in table.to_dict("records"):
-        yield {str(name): read for name, cell in row.items() if (read := _cell(str(name), cell)) is not None}
+        cells = ((_field(name), cell) for name, cell in row.items())
+        yield {name: read for name, cell in cells if (read := _cell(name, cell)) is not None}
+
+
+def _field(name: Any) -> str:
+    """Return a field's name, in lower case if it is then a known one."""
+    return lower if (lower := str(name).casefold()) in FIELDS else str(name)
 
 
 def _separator(path: Path) -> str:
@@ -168,9 +182,17 @@ def sample(record: Any, name: str, answered: bool = True) -> Sample:
     """Return the sample of one record, with id `name` if it has none. Raises BadInput that names the field."""
     if not isinstance(record, dict):
         raise BadInput(f"a record is an object, not {type(record).__name__}")
+    given = ", ".join(map(str, record))
+    record = {_field(name): value for name, value in record.items()}
     record = {field if ALIASES.get(field) in record else ALIASES.get(field, field): x for field, x in record.items()}
+    if not {"question", "input"} & record.keys():
+        raise BadInput(f"field 'question' is missing: there are {shorten(given) or 'none'}")
+    if not {*PASSAGES} & record.keys():
+        raise BadInput(f"field 'ctxs' is missing, the list of passages: there are {shorten(given)}{BESIDE}")
     if not answered and not any(record.get(field) for field in ("answers", "answer", "output")):
         return replace(sample(record | {"answers": ["?"]}, name, True), answers=())
+    if isinstance(record.get("ctxs"), str):
+        record["ctxs"] = [record["ctxs"]]
     reader = next((reader for fits, reader in LAYOUTS if fits(record)), _passages_listed)
     return Sample.from_json({"id": record.get("id") or record.get("_id") or name} | reader(record))
 

@@ -157,7 +157,7 @@ def rows(judged: Iterable[Judgement]) -> Records:
             **{name: getattr(one.claim, name) for name in ("id", "paper", "item")},
             "sentence": sentences.get(one.claim.item, ""),
             **{name: getattr(one.claim, name) for name in ("what", "kind")},
-            **{name: getattr(one, name) for name in ("source", "where", "verdict", "decides")},
+            **{"source": one.source, "where": one.source_name, "verdict": one.verdict, "decides": one.decides},
             **{name: getattr(one.number, name, None) for name in ("method", "value", "low", "high", "n", "seeds")},
             "stated": one.claim.date,
             "stated_after_its_data": one.stated_after,

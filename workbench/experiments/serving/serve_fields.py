@@ -29,14 +29,15 @@ class ServeFields:
     baselines: Annotated[
         str,
         "Comma-separated baselines: full (full prefill), prefix (automatic prefix caching as in vLLM and SGLang), "
-        "reordered (prefix caching with passages reordered for the longest hit, as in ContextPilot and CacheWeaver). "
-        "Default: none",
+        "reordered (prefix caching with passages reordered for the longest hit, as in ContextPilot and CacheWeaver)",
     ] = "none"
     rate: Annotated[float | None, "Questions per second, arriving at random. Default: all arrive at once"] = None
     start: Annotated[
-        str, "Initial location of cached blocks: cold (disk), warm (memory), hot (pages), empty (encoded when missed)"
-    ] = "cold"
-    select: Annotated[str, f"Which cached tokens to recompute: {SELECTORS}. Default: none"] = "none"
+        str | None,
+        "Initial location of cached blocks: cold (disk), warm (memory), hot (pages), empty (encoded when missed). "
+        "Default: cold; with --baselines, which start with nothing cached, empty",
+    ] = None
+    select: Annotated[str, f"Which cached tokens to recompute: {SELECTORS}"] = "none"
     ratio: Annotated[float | None, "With --select: share of the passage tokens to recompute"] = 0.15
     engine: Annotated[str, "paged, contiguous, or auto: paged on a GPU if model and method allow it"] = "auto"
     batch: Annotated[int, "Maximum batch size"] = 8
@@ -53,7 +54,9 @@ class ServeFields:
         check_numbers(vars(self))
         check_schedulers(self.modes)
         check_baselines(self.without_reuse)
-        check_load(self.batch, self.loaders, self.max_new_tokens, self.start, self.rate)
+        if self.start is None:
+            object.__setattr__(self, "start", "empty" if self.without_reuse else "cold")
+        check_load(self.batch, self.loaders, self.max_new_tokens, str(self.start), self.rate)
 
     @property
     def modes(self) -> list[str]:

@@ -205,7 +205,9 @@ def choose(
         )
     known = scores.detach().double().cpu().numpy()  # exact for every float dtype
     if (bad := int(np.isnan(known).sum())) > 0:
-        raise BadInput(f"{bad} scores are nan: the keys and values of this prompt are damaged")
+        raise BadInput(
+            f"{bad} scores are nan: the selector returns them, or the keys and values of this prompt are damaged"
+        )
     always = known == np.inf
     scored = np.where(always, -np.inf, known)
     most = int((scored > -np.inf).sum())

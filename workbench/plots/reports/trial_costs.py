@@ -124,7 +124,7 @@ COSTS = {
     "flops": "operations to the first token",
     "bytes": "bytes to the first token",
     "bytes_loaded": "bytes from the store",
-    "ratio": "share of document tokens recomputed",
+    "ratio": "share of passage tokens recomputed",
 }
 SCALES = {"ttft_p50": 1e3}
 CHOICES = ("model", *(name for name in FIELDS if name != "ratio"))  # the fields of a method, without the ratio

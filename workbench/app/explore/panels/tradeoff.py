@@ -14,7 +14,7 @@ from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.reports import trial_costs
 
 AXES = {
-    "ratio": "share of the document tokens recomputed",
+    "ratio": "share of the passage tokens recomputed",
     "rows_computed": "tokens computed",
     "flops": "operations to the first token",
 }
