@@ -34,7 +34,7 @@ def first_view() -> str:
     """Return the first view of notebook `00_start_here` with the reader, once it `shows` the point of the editor."""
     first = notebook.SHOWN[name := notebook.READER]
     (sample,) = data.load(first["data"])
-    chosen = {"selectors": ["none", "query_guided"], "ratios": [0.15], "orders": 1, "sparse": first["sparse"]}
+    chosen = {"selectors": ["none", "query_guided"], "ratios": [0.15], "orders": 1}
     if shows(page := explore.prompt_page(models.load(name), sample, **chosen)):
         return html.page(page.data)
     sys.exit(f"{first['data']} does not show what recomputing wins back with {name}")

@@ -72,9 +72,9 @@ SHOWN = {  # prompts answered right by full attention, wrong by plain reuse, rig
         "data": "bridges-sample",
         "sample": 0,
         "passages": 8,
-        "sparse": "xattention(block=32, stride=4, threshold=0.99)",
+        "sparse_methods": ["xattention(block=32, stride=4, threshold=0.99)"],
     },
-    SMALL_READER: {"data": "lab", "sample": 1, "passages": 24, "sparse": "flash_prefill"},
+    SMALL_READER: {"data": "lab", "sample": 1, "passages": 24, "sparse_methods": ["flash_prefill"]},
 }
 SMALL = 50_000_000  # parameters; two cores prefill larger models at some 400 tokens a second
 

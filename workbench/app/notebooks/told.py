@@ -1,4 +1,4 @@
-"""The grey line below a notebook's parameters: their values, notes on the model, and findings."""
+"""The grey line below a notebook's parameters: their values and notes on the model, folded, and findings."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ LINE = "told"  # display id
 LINE_STYLE = "margin: 4px 0; font-size: 12px; line-height: 1.6; color: var(--jp-ui-font-color2, #5a6068)"
 INK = "color: var(--jp-ui-font-color1)"
 PAIR = f'<span style="display: inline-block; margin-right: 1.2em">{{}}=<span style="{INK}">{{}}</span></span>'
+SUMMARY = "Parameters of this run"
 HINT = "Findings appear here once all cells have run."
 IMPORTING = "Importing libraries…"
 OUTPUT = "output"  # does not affect results
@@ -64,6 +65,10 @@ def add(**parts: str) -> None:
 
 def _html() -> HTML:
     remark, found = (escape(_told.get(part, ""), quote=False) for part in ("remark", "finding"))
-    said = " ".join(filter(None, (_told["parameters"], remark, "" if found else _told["hint"])))
-    head = f"<p><b>{found}</b></p>" if found else ""
-    return HTML(f'{head}<p class="wb-told" style="{LINE_STYLE}">{said}</p>')
+    head, waits = (f"<p><b>{found}</b></p>", "") if found else ("", _told["hint"])
+    if _told["parameters"] in ("", IMPORTING):
+        said = " ".join(filter(None, (_told["parameters"], remark, waits)))
+        return HTML(f'{head}<p class="wb-told" style="{LINE_STYLE}">{said}</p>')
+    said = " ".join(filter(None, (_told["parameters"], remark)))
+    folded = f'<summary>{f"{SUMMARY}. {waits}" if waits else SUMMARY}</summary><p class="wb-told">{said}</p>'
+    return HTML(f'{head}<details style="{LINE_STYLE}">{folded}</details>')

@@ -144,7 +144,7 @@ def menus(model: PreTrainedModel, selectors: Sequence[str] = (), only: Sequence[
         "prepare": [{**entry(name, title), "reuse": REUSE_NAMES[name]} for name, title in PREPARED.items()],
         "positions": [entry(name, title) for name, title in POSITIONS.items()],
         "sparse": [
-            entry("none", "all tiles"),
+            entry("none", "none (all blocks)"),
             *(entry(name, SPARSE_METHODS.name_of(name)) for name in usable_sparse_methods(model)),
         ],
     }

@@ -22,7 +22,7 @@ function card(one, act) {
   const { answer, stale } = one;
   const badge = stale ? make("span", { class: "wb-badge" }, answer ? "outdated" : "computing") : !answer.done ? make("span", { class: "wb-badge" }, "streaming") : null;
   const wrong = one.expected?.length ? `✗ expected: ${one.expected.slice(0, 2).join(" or ")}` : "✗ wrong";
-  const sign = answer?.right == null ? null : make("span", { class: answer.right ? "wb-right-sign" : "wb-wrong-sign" }, answer.right ? "✓ correct" : wrong);
+  const sign = stale || answer?.right == null ? null : make("span", { class: answer.right ? "wb-right-sign" : "wb-wrong-sign" }, answer.right ? "✓ correct" : wrong);
   const title = act?.show
     ? make("button", { type: "button", class: "wb-show", "aria-pressed": String(one.active), title: one.active ? "Shown in the menus and colours" : "Show this method in the menus and colours", onclick: act.show }, one.name)
     : make("span", { class: "wb-show" }, one.name);

@@ -18,7 +18,7 @@ from workbench.models import model_names
 from workbench.models.given import Given, Model, loaded_of, reading_of
 from workbench.models.loading import Loaded
 from workbench.models.model_names import check_length
-from workbench.plots.marks.styles import SELECTORS
+from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
 
 RATIOS = (0.05, 0.15, 0.4)
 SELECTED = ("none", "query_guided", "answer_guided")
@@ -33,15 +33,16 @@ def prompt_page(
     orders: int = ORDERS,
     selectors: Sequence[str] = SELECTED,
     ratios: Sequence[float] = RATIOS,
+    sparse_methods: Sequence[str] = (),
     **chosen: Any,
 ) -> PromptPage:
     """Answer a prompt over a grid, and return a page that needs no kernel.
 
-    `orders`, `selectors` and `ratios` are those of `answered_page`, the other arguments those of `prompt`.
+    `orders`, `selectors`, `ratios` and `sparse_methods` are those of `answered_page`, the other arguments those of
+    `prompt`.
     """
-    return answered_page(
-        *first_request(model, prompt, question, **chosen), orders=orders, selectors=selectors, ratios=ratios
-    )
+    grid = {"orders": orders, "selectors": selectors, "ratios": ratios, "sparse_methods": sparse_methods}
+    return answered_page(*first_request(model, prompt, question, **chosen), **grid)
 
 
 def first_request(
@@ -74,9 +75,15 @@ def first_request(
     options: dict[str, Any] = {**listed, "methods": published(listed), "source": reading.source}
     options |= {"supporting": [piece_id(number) for number in reading.supporting]}
     options |= {"template": loaded.layout.passage.format(title="A title", text="Write a passage.")}
+    options |= {"around": {name: _around(getattr(loaded.layout, name)) for name in ("passage", "question")}}
     options |= {"long": len(reading.prompt) > LONG, "model": _name(loaded), "look": True}
     options["max_new_tokens"] = max_new_tokens
     return PromptAnswers(loaded, reader, answers or reading.answers, max_new_tokens), wanted, options
+
+
+def _around(template: str) -> list[str]:
+    """Return the texts before, between and after the fields of a layout's template."""
+    return template.format(title="\0", text="\0", question="\0").split("\0")
 
 
 def _name(loaded: Loaded) -> str:
@@ -93,20 +100,28 @@ def answered_page(
     orders: int = ORDERS,
     selectors: Sequence[str] = SELECTED,
     ratios: Sequence[float] = RATIOS,
+    sparse_methods: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> PromptPage:
     """Answer a prompt over a grid.
 
-    orders     maximum number of passage orders: the original, then increasingly changed ones; if these are all there
-               are, also the prompt without each passage
-    selectors  selectors of recomputed tokens; "none" and "all" have no ratio
-    ratios     shares of recomputed tokens
+    orders          maximum number of passage orders: the original, then increasingly changed ones; if these are all
+                    there are, also the prompt without each passage
+    selectors       selectors of recomputed tokens; "none" and "all" have no ratio
+    ratios          shares of recomputed tokens
+    sparse_methods  sparse methods of the menu, beside the requested one and none
 
-    Raises BadInput for an unknown selector or a ratio outside 0 to 1.
+    Raises BadInput for an unknown selector or sparse method, or a ratio outside 0 to 1.
     """
-    _check(wanted, orders, selectors, ratios)
+    _check(wanted, orders, selectors, ratios, sparse_methods)
     first = _first(wanted, selectors, ratios)
-    grid = [replace(first, select=spec, ratio=ratio) for spec in selectors for ratio in _ratios(spec, ratios)]
+    tiles = list(dict.fromkeys(("none", first.sparse, *(each for each in sparse_methods if each != "dense"))))
+    grid = [
+        replace(first, select=spec, ratio=ratio, sparse=sparse)
+        for sparse in tiles
+        for spec in selectors
+        for ratio in _ratios(spec, ratios)
+    ]
     choices = {choice_of(one): replace(one, beside=(), place=0) for one in (*grid, *first.columns)}
     arranged = arrangements(wanted.pieces, orders)
     work.warm_up(wanted)  # times are then those of a warm model over cached blocks
@@ -124,8 +139,13 @@ def answered_page(
                 progress(done, len(arranged) * len(choices))
     return PromptPage(
         {
-            "options": {**options, **_menus(options, selectors, first), "ratios": list(ratios), "editable": False}
-            | {"note": _note(arranged, len(choices)), "methods": [], "look": False},
+            "options": {
+                **options,
+                **_menus(options, selectors, first, tiles),
+                "ratios": list(ratios),
+                "editable": False,
+            }
+            | {"note": _note(arranged, len(choices)), "methods": [], "look": False, "orders": list(results)},
             "wanted": first.to_json(),
             "results": results,
             "choices": len(choices),
@@ -152,7 +172,7 @@ def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
     less = f", {len(arranged) - orders} with one passage removed" if orders < len(arranged) else ""
     return (
         f"Precomputed: {orders} {'order' if orders == 1 else 'orders'} of the passages{less}, each with {choices} "
-        "choices of selector and ratio. In a running notebook, workbench.explore.prompt(model, prompt) also edits and "
+        "choices of selector, ratio and sparse attention. In a running notebook, workbench.explore.prompt(model, prompt) also edits and "
         "adds passages and answers any order."
     )
 
@@ -168,20 +188,28 @@ def arrangements(pieces: Sequence[PromptPiece], most: int) -> list[tuple[PromptP
     return [(*head, *order, *tail) for order in orders]
 
 
-def _check(wanted: EditorRequest, orders: int, selectors: Sequence[str], ratios: Sequence[float]) -> None:
+def _check(
+    wanted: EditorRequest, orders: int, selectors: Sequence[str], ratios: Sequence[float], sparse_methods: Sequence[str]
+) -> None:
     if orders < 1 or not selectors or not ratios:
         raise BadInput(f"orders {orders}, {len(selectors)} selectors, {len(ratios)} ratios: one of each at least")
     for ratio in ratios:
         check_budget(ratio)
     for spec in selectors:
         replace(wanted, select=spec).method()
+    for spec in sparse_methods:
+        replace(wanted, sparse=spec).method()
 
 
-def _menus(options: dict[str, Any], selectors: Sequence[str], first: EditorRequest) -> dict[str, Any]:
+def _menus(
+    options: dict[str, Any], selectors: Sequence[str], first: EditorRequest, tiles: Sequence[str]
+) -> dict[str, Any]:
     """Return menus reduced to what the page holds."""
     menus = {
         name: [one for one in options[name] if one["value"] == getattr(first, name)]
         or [entry(getattr(first, name), "")]
         for name in FIELDS
     }
-    return menus | {"select": [entry(spec, SELECTORS.name_of(spec)) for spec in selectors]}
+    titles = {one["value"]: one["title"] for one in options["sparse"]}
+    sparse = [entry(spec, titles.get(spec, SPARSE_METHODS.name_of(spec))) for spec in tiles]
+    return menus | {"select": [entry(spec, SELECTORS.name_of(spec)) for spec in selectors], "sparse": sparse}

@@ -1,6 +1,7 @@
 """Per-token values as bytes for the browser: deviation, score, attention and kept tiles."""
 
 import base64
+import math
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
@@ -17,25 +18,31 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.engine import attention_maps
 
 CELLS = 64  # maximum cells per side of the tile map
-DECADES = 3  # of a logarithmic scale
+DECADES = 3  # of a logarithmic scale whose values are all equal
+LOW, HIGH = 0.05, 0.99  # quantiles between which a deviation is painted, as in tokens.js
 ROUNDING = 1e-4  # squared deviation that counts as 0, as in plots.deviation
 
 
 def encode_heatmap(values: Tensor, log: bool = False, clip: float = 1.0) -> dict[str, Any]:
     """Return values [L, T] or [L, I, J] as {shape, low, high, log, data: bytes as base64}; non-finite values are 0.
 
-    log   a byte is a step of a logarithmic scale from `low` to `high`, DECADES apart
-    clip  the quantile painted darkest: with the maximum, one attention sink would leave all others white
+    log   a byte is a step of a logarithmic scale from `low`, the quantile LOW of the positive values, to `high`; byte 0
+          is the value 0
+    clip  the quantile painted darkest (with `log`: of the positive values): with the maximum, one attention sink would
+          leave all others white
     """
     finite = torch.where(values.isfinite(), values, 0).float().cpu()
     flat = finite.flatten()
-    top = flat.sort().values[min(len(flat) - 1, int(clip * len(flat)))] if len(flat) else finite.new_tensor(0)
-    high = float(top) or float(flat.max()) if len(flat) else 0.0
-    low = high * 10**-DECADES if log else 0.0
+    ordered = (flat[flat > 0] if log else flat).sort().values
+    high = (_quantile(ordered, clip) or float(flat.max())) if len(flat) else 0.0
+    low = _quantile(ordered, LOW) if log else 0.0
+    if log and low >= high:
+        low = high * 10**-DECADES
     if high <= 0:
         share = torch.zeros_like(finite)
     elif log:
-        share = 1 + (finite.clamp(min=low) / high).log10() / DECADES
+        steps = (finite.clamp(min=low) / high).log() / math.log(high / low)
+        share = (1 + steps).clamp(min=1 / 255).where(finite > 0, 0)
     else:
         share = finite / high
     data = (share.clamp(0, 1) * 255).round().to(torch.uint8)
@@ -48,14 +55,19 @@ def encode_heatmap(values: Tensor, log: bool = False, clip: float = 1.0) -> dict
     }
 
 
+def _quantile(ordered: Tensor, share: float) -> float:
+    """Return a quantile of sorted values; 0 of none."""
+    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if len(ordered) else 0.0
+
+
 def floats(values: Tensor) -> str:
     """Return values [T] as base64 of little-endian float32."""
     return base64.b64encode(values.float().cpu().numpy().astype("<f4").tobytes()).decode()
 
 
 def deviation(gaps: Tensor) -> dict[str, Any]:
-    """Paint squared deviation [T, L] as distances on a logarithmic scale; values within rounding are 0."""
-    return encode_heatmap(gaps.where(gaps > ROUNDING, 0).sqrt().T, log=True)
+    """Paint squared deviation [T, L] as distances on a logarithmic scale of quantiles; values within rounding are 0."""
+    return encode_heatmap(gaps.where(gaps > ROUNDING, 0).sqrt().T, log=True, clip=HIGH)
 
 
 def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV, prompt: Prompt) -> Tensor:

@@ -134,7 +134,7 @@ class Maps {
 
   deviation(canvas) {
     const name = this.view.heatName === "deviation" ? "deviation" : "left";
-    return this.layered(canvas, name, `layers down, keys across; ${name === "left" ? "after recomputing" : "as cached"}, logarithmic`);
+    return this.layered(canvas, name, `layers down, keys across; ${name === "left" ? "after recomputing" : "as cached"}, ${ordinal(LOW)} to ${ordinal(HIGH)} percentile, logarithmic`);
   }
 
   attention(canvas) {

@@ -3,6 +3,7 @@
 // kernel). Texts of people and models are put in as text nodes only.
 
 const RESULTS = ["text", "answers", "bill", "heat"];
+const NOT_HERE = "Not on this page: run the notebook to";
 const SILENT_MS = 3000; // a kernel that has not answered for so long is busy or gone
 
 class PromptView {
@@ -44,7 +45,7 @@ class PromptView {
     this.ratio = make("input", { type: "range", oninput: () => this.slide(), onchange: () => this.slide(true) });
     this.ratioOut = make("output", { class: "wb-number" });
     controls.append(this.labelled("recomputed", this.ratio, this.ratioOut));
-    for (const [name, label] of [["prepare", "cached"], ["positions", "positions"], ["sparse", "tiles"]]) {
+    for (const [name, label] of [["prepare", "cached"], ["positions", "positions"], ["sparse", "sparse attention"]]) {
       this.menus[name] = make("select", { onchange: (event) => this.choose(name, event.target.value) });
       controls.append(this.labelled(label, this.menus[name]));
     }
@@ -64,11 +65,14 @@ class PromptView {
     this.headOut = make("output", { class: "wb-number wb-wide" });
     this.search = make("input", { type: "search", placeholder: "text", oninput: () => this.find(), onkeydown: (event) => event.key === "Enter" && this.find(event.shiftKey ? -1 : 1) });
     this.searchOut = make("output", { class: "wb-number" });
-    const legend = make("span", { class: "wb-legend", "aria-hidden": "true" }, "less", make("span", { class: "wb-ramp" }), "more", make("span", { class: "wb-frame" }, "framed"), "recomputed");
+    this.least = make("span", {}, "less");
+    this.most = make("span", {}, "more");
+    const legend = make("span", { class: "wb-legend", "aria-hidden": "true" }, this.least, make("span", { class: "wb-ramp" }), this.most, make("span", { class: "wb-frame" }, "framed"), "recomputed");
     const colours = make("div", { class: "wb-bar", role: "toolbar", "aria-label": "Colour of the tokens" },
       this.labelled("colour", this.heatMenu), this.labelled("layer", this.layerSlider, this.layerOut), this.labelled("head", this.headSlider, this.headOut), this.labelled("find", this.search, this.searchOut), legend);
 
     this.status = make("p", { class: "wb-status", role: "status", "aria-live": "polite" });
+    this.asked = make("p", { class: "wb-asked" });
     this.cards = make("div", { class: "wb-cards" });
     this.code = make("div", { class: "wb-code" });
     this.detail = make("p", { class: "wb-detail", role: "status", "aria-live": "polite" });
@@ -80,7 +84,7 @@ class PromptView {
     this.bill = make("div", { class: "wb-bill" });
     this.maps = new Maps(this);
     const right = make("div", { class: "wb-right" }, this.first_, this.bill, this.maps.node);
-    this.root.append(controls, this.status, this.code, this.cards, colours, make("div", { class: "wb-columns" }, left, right));
+    this.root.append(controls, this.status, this.code, this.asked, this.cards, colours, make("div", { class: "wb-columns" }, left, right));
     this.blocks.addEventListener("pointerover", (event) => this.mark(this.tokenOf(event.target), true));
     this.blocks.addEventListener("pointerleave", () => this.mark(null, true));
     this.blocks.addEventListener("click", (event) => {
@@ -187,10 +191,26 @@ class PromptView {
   }
 
   addColumn() {
-    const all = this.methods(), place = this.want.place || 0;
-    all.splice(place, 0, clone(all[place]));
+    const all = this.methods(), place = this.want.place || 0, next = this.nextMethod(all);
+    if (!next) return this.say("Every method of the menus is shown already.");
+    all.splice(place + 1, 0, next);
     this.arrange(all, place + 1);
-    this.say("The new column is the chosen one: its method is that of the menus.");
+    this.say(`The new column is the chosen one: ${nameOf(this.options, next)}. The menus change its method.`);
+  }
+
+  // The first method that no column shows: another selector, then another ratio, then another entry of a further menu
+  nextMethod(all) {
+    const shown = new Set(all.map(methodKey));
+    const one = Object.fromEntries([...FIELDS, "ratio"].map((name) => [name, this.want[name]]));
+    const listed = (name) => {
+      const values = (this.options[name] || []).map((entry) => entry.value), at = values.indexOf(one[name]);
+      return [...values.slice(at + 1), ...values.slice(0, Math.max(0, at))].map((value) => ({ ...one, [name]: value }));
+    };
+    const others = listed("select"), isRatioFree = ["none", "all"];
+    const ratios = (this.options.ratios || RATIOS).map((ratio) => ({ ...one, ratio })).filter((fields) => !isRatioFree.includes(fields.select));
+    const further = ["sparse", "prepare", "positions"].flatMap(listed);
+    const late = others.filter((fields) => isRatioFree.includes(fields.select)); // plain reuse is shown at first, "all" is full attention
+    return [...others.filter((fields) => !late.includes(fields)), ...ratios, ...further, ...late].find((fields) => !shown.has(methodKey(fields)));
   }
 
   removeColumn(at) {
@@ -302,14 +322,31 @@ class PromptView {
     return this.want.blocks[index]?.kind === "passage";
   }
 
+  // Whether these blocks can be answered: a page without a kernel holds some orders only
+  holds(blocks) {
+    return !this.options.orders || this.options.orders.includes(blocks.map((block) => block.id).join(" "));
+  }
+
+  // The places to which a passage can be moved, and how the blocks then lie
+  movesOf(id) {
+    const from = this.want.blocks.findIndex((block) => block.id === id);
+    const places = this.want.blocks.map((_, i) => i).filter((i) => this.movable(i) && i !== from);
+    return places.filter((to) => this.holds(moved(this.want.blocks, from, to)));
+  }
+
   move(id, to) {
     const from = this.want.blocks.findIndex((block) => block.id === id);
     const places = this.want.blocks.map((_, i) => i).filter((i) => this.movable(i));
     const target = Math.max(places[0], Math.min(places.at(-1), to));
     if (from === target) return;
+    if (!this.movesOf(id).includes(target)) return this.say(`${NOT_HERE} move the passage there.`);
     this.change((want) => want.blocks.splice(target, 0, ...want.blocks.splice(from, 1)));
     this.say(`Passage ${oneLine(this.want.blocks[target].text)} is now in place ${places.indexOf(target) + 1} of ${places.length}.`);
     this.blocks.querySelector(`[data-id="${CSS.escape(id)}"] .wb-grip`)?.focus();
+  }
+
+  removable(id) {
+    return this.holds(this.want.blocks.filter((block) => block.id !== id));
   }
 
   removeBlock(id) {
@@ -466,7 +503,27 @@ class PromptView {
       return this.block(block, index, number, passages, known.get(block.id));
     }));
     if (kind) this.blocks.querySelector(`[data-id="${CSS.escape(focus)}"] .${kind}`)?.focus({ preventScroll: true });
+    this.drawAsked();
     this.paint();
+  }
+
+  // The question, and the passages that its answer needs: each a button that brings the passage into view
+  drawAsked() {
+    const question = this.want.blocks.at(-1), passages = this.want.blocks.filter((block) => block.kind === "passage");
+    const isFirst = question.text === this.first.blocks.at(-1).text; // another question may need other passages
+    const needed = isFirst ? this.options.supporting || [] : [];
+    const here = passages.map((block, at) => [block, `passage ${at + 1}${titled(this.options, block.text)}`]).filter(([block]) => needed.includes(block.id));
+    const links = here.flatMap(([block, name], at) => [at ? ", " : "", make("button", { type: "button", class: "wb-needed", title: "Show this passage", onclick: () => this.bring(block.id) }, name)]);
+    const removed = here.length < needed.length ? `${here.length ? "; " : ""}${needed.length - here.length} of the needed passages removed` : "";
+    const needs = needed.length ? make("span", { class: "wb-needs" }, here.length ? "★ needs " : "★ ", ...links, removed) : null;
+    this.asked.replaceChildren(make("span", { class: "wb-ask" }, asked(this.options, question.text)), ...(needs ? [" ", needs] : []));
+  }
+
+  // Scroll to a block within its scroller, and leave the page where it is
+  bring(id) {
+    const node = this.blocks.querySelector(`[data-id="${CSS.escape(id)}"]`);
+    this.blocks.scrollTo({ top: node.offsetTop - 2 });
+    node.querySelector(".wb-text")?.focus({ preventScroll: true });
   }
 
   block(block, index, number, passages, known) {
@@ -477,7 +534,8 @@ class PromptView {
     node.style.setProperty("--wb-block", block.kind === "passage" ? `var(--wb-c${this.colour(block.id)})` : "var(--wb-muted)");
     const head = make("header", {});
     if (block.kind === "passage") {
-      const grip = make("button", { type: "button", class: "wb-grip", title: "Drag or use the arrow keys to move", "aria-label": `Move ${label} of ${passages}: up and down arrows` }, "⠿");
+      const moves = this.movesOf(block.id).length > 0 || passages < 2;
+      const grip = make("button", { type: "button", class: "wb-grip", disabled: !moves, title: moves ? "Drag or use the arrow keys to move" : `${NOT_HERE} move passages.`, "aria-label": `Move ${label} of ${passages}: up and down arrows` }, "⠿");
       grip.addEventListener("keydown", (event) => this.gripKey(event, block.id));
       grip.addEventListener("pointerdown", (event) => this.drag(event, block.id, node));
       head.append(grip);
@@ -488,7 +546,8 @@ class PromptView {
       head.append(make("button", { type: "button", class: "wb-edit", "aria-label": `Edit ${label}`, onclick: () => { this.editing = block.id; this.drawBlocks(); } }, "Edit"));
     }
     if (block.kind === "passage" && this.editing !== block.id) {
-      head.append(make("button", { type: "button", class: "wb-remove", "aria-label": `Remove ${label}`, disabled: this.want.blocks.length < 3 || passages < 2, onclick: () => this.removeBlock(block.id) }, "×"));
+      const held = this.removable(block.id), few = this.want.blocks.length < 3 || passages < 2;
+      head.append(make("button", { type: "button", class: "wb-remove", "aria-label": `Remove ${label}`, disabled: few || !held, title: few || held ? null : `${NOT_HERE} remove this passage.`, onclick: () => this.removeBlock(block.id) }, "×"));
     }
     node.append(head, this.editing === block.id ? this.editor(block, label) : this.paragraph(block, label, known));
     return node;
@@ -549,6 +608,9 @@ class PromptView {
   paint() {
     if (!this.shades) return;
     const shares = this.heat?.shares(this.heatName, this.row);
+    const isRanged = !!this.heat?.maps[this.heatName]?.log;
+    this.least.textContent = isRanged ? ordinal(LOW) : "less";
+    this.most.textContent = isRanged ? `${ordinal(HIGH)} percentile` : "more";
     this.spans.forEach((span) => {
       const token = this.known(span); // a block that was moved keeps its colours until the new ones are there
       span.style.backgroundColor = token == null ? "" : this.shades[Math.round(STEPS * Math.max(0, Math.min(1, shares[token])))];
@@ -702,9 +764,11 @@ class PromptView {
       for (const [name, action] of Object.entries(actions)) window.removeEventListener(name, action, true);
       node.classList.remove("wb-dragged");
       const to = [...this.blocks.children].indexOf(node);
-      if (ended.type === "pointerup" && to !== this.want.blocks.findIndex((block) => block.id === id)) return this.move(id, to);
+      const isMoved = ended.type === "pointerup" && to !== this.want.blocks.findIndex((block) => block.id === id);
+      if (isMoved && this.movesOf(id).includes(to)) return this.move(id, to);
       this.drawBlocks();
       this.drawBill();
+      if (isMoved) this.say(`${NOT_HERE} move the passage there.`);
     };
     const escape = (pressed) => pressed.key === "Escape" && end(pressed);
     const actions = { pointermove: move, pointerup: end, pointercancel: end, keydown: escape };

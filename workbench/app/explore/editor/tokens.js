@@ -13,6 +13,7 @@ const HEATS = [
 ];
 const STEPS = 24; // shades of heat
 const FIELDS = ["prepare", "select", "positions", "sparse"];
+const [LOW, HIGH] = [0.05, 0.99]; // quantiles between which a deviation is painted, as in heat.py
 const FOCUSED = ["button", "input", "select", "textarea"];
 
 function make(tag, attributes = {}, ...children) {
@@ -31,6 +32,7 @@ function make(tag, attributes = {}, ...children) {
 const bytes = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 const floats = (text) => new Float32Array(bytes(text).buffer);
 const percent = (share) => `${Math.round(100 * share)}%`;
+const ordinal = (share) => `${Math.round(100 * share)}th`;
 const short = (value) => {
   if (value === 0) return "0";
   const [size, unit] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]].find(([s]) => Math.abs(value) >= s) || [1, ""];
@@ -38,9 +40,28 @@ const short = (value) => {
 };
 const time = (seconds) => (seconds < 1 ? `${(1000 * seconds).toFixed(0)} ms` : `${seconds.toFixed(1)} s`);
 const clone = (value) => JSON.parse(JSON.stringify(value));
+const moved = (list, from, to) => {
+  const rest = list.filter((_, at) => at !== from);
+  return [...rest.slice(0, to), list[from], ...rest.slice(to)];
+};
+const RATIOS = [0.05, 0.15, 0.3, 0.5]; // offered for a further column where any can be computed
+// A method by its fields: a ratio counts only where tokens are selected
+const methodKey = (fields) => JSON.stringify([...FIELDS.map((name) => fields[name]), ["none", "all"].includes(fields.select) ? 0 : fields.ratio]);
 const oneLine = (text, most = 40) => {
   const line = text.replace(/\s+/g, " ").trim();
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
+};
+
+// What a layout puts around a text is left out: the question alone, and `: title` of a passage (or how it begins)
+const asked = (options, text) => {
+  const [before, after] = options.around?.question || ["", ""];
+  const inner = text.startsWith(before) && text.endsWith(after) ? text.slice(before.length, text.length - after.length) : text;
+  return oneLine(inner, 400);
+};
+const titled = (options, text) => {
+  const [before, between, after] = options.around?.passage || [];
+  const end = after != null && text.startsWith(before) ? text.indexOf(between, before.length) : -1;
+  return `: ${end < 0 ? oneLine(text) : oneLine(text.slice(before.length, end), 60)}`;
 };
 
 // ---------------------------------------------------------------- what is known of tokens
@@ -85,6 +106,7 @@ class Heat {
     for (const at of rows) {
       for (let i = 0; i < length; i++) shares[i] += map.data[at * length + i] / 255 / rows.length;
     }
+    if (map.log) return stretched(shares);
     const most = shares.reduce((a, b) => Math.max(a, b), 0); // one row is painted over its own range
     if (name !== "tiles" && most > 0) for (let i = 0; i < length; i++) shares[i] /= most;
     return shares;
@@ -102,6 +124,14 @@ class Heat {
     const mean = rows.reduce((sum, at) => sum + unpainted(map, map.data[at * this.record.length + token]), 0) / rows.length;
     return `${HEATS.find(([key]) => key === name)[1]} ${inUnits(name, mean)}`;
   }
+}
+
+// Shares over the range of their quantiles LOW to HIGH; 0 stays 0
+function stretched(shares) {
+  const sorted = shares.filter((share) => share > 0).sort();
+  const at = (quantile) => sorted[Math.min(sorted.length - 1, Math.floor(quantile * sorted.length))] ?? 0;
+  const low = at(LOW), high = at(HIGH);
+  return shares.map((share) => (share <= 0 ? 0 : high > low ? Math.max(0, Math.min(1, (share - low) / (high - low))) : 1));
 }
 
 // The value that a byte of a map stands for, and a value of a map as text
