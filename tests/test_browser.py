@@ -198,6 +198,10 @@ SELECTED_TEXT = """() => { const text = document.querySelector('.wb-passage .wb-
   getSelection().removeAllRanges(); getSelection().addRange(range);
   const said = getSelection().toString(); getSelection().removeAllRanges(); return said; }"""
 CELL = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
+UNSAVED = "() => window.jupyterapp.shell.currentWidget.context.model.dirty"
+OTHER_ORDER = """() => { const [name, state] = location.hash.slice(1).split("=");
+  const read = JSON.parse(decodeURIComponent(state));
+  history.replaceState(null, "", `#${name}=` + encodeURIComponent(JSON.stringify({ ...read, order: read.order.toSpliced(1, 2, ...read.order.slice(1, 3).reverse()) }))); }"""
 MARKED = "() => [...document.querySelectorAll('.wb-map canvas')].map(canvas => canvas.dataset.marked)"
 PAPER = "() => getComputedStyle(document.querySelector('.wb-prompt')).backgroundColor"
 
@@ -367,6 +371,44 @@ def test_a_prompt_without_a_kernel_is_touched_from_a_file(lab, prompt_page):
         assert page.title() != "owned" and reader.problems == [] == reader.left_the_machine
 
 
+@pytest.fixture(scope="module")
+def page_of_one_order(loaded, tmp_path_factory):
+    sample = data.load("lab", 1, 0, 3)[0]
+    chosen = {"selectors": ["none", "first_k"], "select": "first_k", "sparse_methods": ["window"], "max_new_tokens": 2}
+    page = explore.prompt_page(loaded, sample, orders=1, ratios=[0.2, 0.5], **chosen)
+    return sample, page.write(tmp_path_factory.mktemp("one") / "prompt.html")
+
+
+def test_a_page_offers_only_what_it_holds_and_says_what_the_answer_needs(lab, page_of_one_order):
+    sample, path = page_of_one_order
+    with lab.page(path) as reader:
+        page = reader.page
+        answered(page, 0)
+        assert page.locator(".wb-ask").inner_text() == sample.question
+        needed = [ctx.title for ctx in sample.ctxs if ctx.title in sample.supporting_titles]
+        names = page.locator(".wb-needed").all_inner_texts()
+        assert [name.partition(": ")[2] for name in names] == needed and names[0].startswith("passage ")
+        page.locator(".wb-needed").first.click()
+        assert "★" in page.evaluate("() => document.activeElement.closest('.wb-block').textContent")
+        for button in page.locator(".wb-grip, .wb-passage .wb-remove").all():
+            assert button.is_disabled() and "run the notebook to" in button.get_attribute("title")
+        for _ in range(2):
+            page.get_by_role("button", name="Add a column").click()
+        answered(page, 2)
+        shown = page.locator(".wb-card .wb-show").all_inner_texts()
+        assert len(shown) == len(set(shown)) == 5 and page.locator(".wb-problem").count() == 0
+        for value in ("window", "none"):
+            page.locator("select:has(option[value=window])").select_option(value)
+        answered(page, 4)
+        assert page.locator(".wb-problem").count() == 0, "sparse attention is switched off again"
+        assert page.locator(".wb-right-sign, .wb-wrong-sign").count() == 5
+        page.evaluate(OTHER_ORDER)
+        page.reload()
+        page.wait_for_selector(".wb-problem")
+        assert page.locator(".wb-right-sign, .wb-wrong-sign").count() == 0, "what is outdated is not judged"
+        assert reader.problems == [] == reader.left_the_machine
+
+
 def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_path):
     touched = tiny.write(tmp_path, "03_touch", TOUCH.format(model=str(folder)))
     with lab.open(touched) as reader:
@@ -381,7 +423,12 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
             slider.press(key)
         page.locator("select:has(option[value=after_system])").press("ArrowDown")
         page.locator("select:has(option[value=after_system])").press("ArrowUp")
+        page.locator(".wb-bar input[type=range]").first.press("s")
         assert page.evaluate(CELL) == cell, "the keys move the control, not the cell"
+        assert page.evaluate(UNSAVED)
+        page.locator(".wb-bar input[type=range]").first.press("Control+s")
+        page.wait_for_function(f"() => !({UNSAVED})()")
+        assert page.locator("[data-lm-suppress-shortcuts]").count() > 10, "only for that one key"
         answered(page, 1)
         walk(page, ".wb-prompt")
         assert page.locator(".wb-bill").inner_text() != before and page.evaluate(REVISION) >= 1
@@ -412,7 +459,8 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
         page.wait_for_function("() => document.querySelector('.wb-maps').innerText.includes('heads down')")
         page.get_by_role("button", name="Add a column").click()
         answered(page, 8)
-        assert page.locator(".wb-card").count() == 4
+        names = page.locator(".wb-card .wb-show").all_inner_texts()
+        assert len(names) == 4 == len(set(names)), "another method than those shown"
         before = order(page), page.evaluate(REVISION)
         for text in ("{}", '{"blocks": [1, 2]}', '{"blocks": [], "beside": 5}'):
             with page.expect_file_chooser() as chooser:

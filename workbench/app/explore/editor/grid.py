@@ -139,13 +139,9 @@ def answered_page(
                 progress(done, len(arranged) * len(choices))
     return PromptPage(
         {
-            "options": {
-                **options,
-                **_menus(options, selectors, first, tiles),
-                "ratios": list(ratios),
-                "editable": False,
-            }
-            | {"note": _note(arranged, len(choices)), "methods": [], "look": False, "orders": list(results)},
+            "options": {**options, **_menus(options, selectors, first, tiles), "ratios": list(ratios)}
+            | {"note": _note(arranged, len(choices)), "orders": list(results)}
+            | {"methods": [], "look": False, "editable": False},
             "wanted": first.to_json(),
             "results": results,
             "choices": len(choices),
@@ -172,8 +168,8 @@ def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
     less = f", {len(arranged) - orders} with one passage removed" if orders < len(arranged) else ""
     return (
         f"Precomputed: {orders} {'order' if orders == 1 else 'orders'} of the passages{less}, each with {choices} "
-        "choices of selector, ratio and sparse attention. In a running notebook, workbench.explore.prompt(model, prompt) also edits and "
-        "adds passages and answers any order."
+        "choices of selector, ratio and sparse attention. In a running notebook, workbench.explore.prompt(model, "
+        "prompt) also edits and adds passages and answers any order."
     )
 
 

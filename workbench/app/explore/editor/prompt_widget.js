@@ -4,6 +4,7 @@
 
 const RESULTS = ["text", "answers", "bill", "heat"];
 const NOT_HERE = "Not on this page: run the notebook to";
+const EDITING = "acvxyz"; // with Ctrl or Cmd: select all, copy, paste, cut, redo, undo
 const SILENT_MS = 3000; // a kernel that has not answered for so long is busy or gone
 
 class PromptView {
@@ -120,6 +121,9 @@ class PromptView {
     this.model.on("comm_live_update", live);
     this.clean.push(() => this.model.off("comm_live_update", live), () => clearTimeout(this.waiting));
     on("token", () => { this.pinned = this.model.get("token") ?? null; this.showMark(); });
+    const keys = (event) => this.letThrough(event);
+    window.addEventListener("keydown", keys, true); // before JupyterLab, which listens to the document
+    this.clean.push(() => window.removeEventListener("keydown", keys, true));
     const watch = new MutationObserver(() => this.theme());
     for (const node of [document.documentElement, document.body]) watch.observe(node, { attributes: true, attributeFilter: ["class", "data-jp-theme-light", "data-jp-theme-name", "data-theme", "style"] });
     const media = window.matchMedia("(prefers-color-scheme: dark)");
@@ -162,6 +166,18 @@ class PromptView {
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => { this.silent = true; this.drawStatus(); }, SILENT_MS);
     this.remember();
+  }
+
+  // Leave combinations with Ctrl or Cmd to JupyterLab (save, find), but for those that edit a text or end its editing
+  letThrough(event) {
+    const isLetter = event.key.length === 1 && !EDITING.includes(event.key.toLowerCase());
+    if (!(event.ctrlKey || event.metaKey) || event.altKey || !isLetter || !this.root.contains(event.target)) return;
+    const silenced = [];
+    for (let node = event.target; node !== this.root.parentNode; node = node.parentNode) {
+      if (node.dataset.lmSuppressShortcuts) silenced.push(node);
+    }
+    silenced.forEach((node) => delete node.dataset.lmSuppressShortcuts);
+    setTimeout(() => silenced.forEach((node) => (node.dataset.lmSuppressShortcuts = "true")));
   }
 
   // Something came from the kernel
