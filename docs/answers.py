@@ -27,14 +27,16 @@ PAGE = '<body style="margin: 0"><div id="plot"></div><script>{}</script><script>
 
 
 def main(report: Path = ROOT / "runs" / "report") -> None:
-    """Put the picture of every notebook into its cell tagged `answer`."""
+    """Put the picture of every notebook into its cell tagged `answer`, at first the second."""
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         png = base64.b64encode(answer(report / notebook.stem / notebook.name)).decode()
         cells = (content := json.loads(notebook.read_text(encoding="utf-8")))["cells"]
-        own = [cell for cell in cells if html.ANSWER not in cell["metadata"].get("tags", [])]
+        tagged = [html.ANSWER in cell["metadata"].get("tags", []) for cell in cells]
+        own = [cell for cell, is_answer in zip(cells, tagged, strict=True) if not is_answer]
         source = ["![The answer](attachment:answer.png)\n", "\n", CAPTION]
         cell = {"attachments": {"answer.png": {"image/png": png}}, "cell_type": "markdown", "id": "answer"}
-        content["cells"] = [own[0], cell | {"metadata": {"tags": [html.ANSWER]}, "source": source}, *own[1:]]
+        at = tagged.index(True) if any(tagged) else 1
+        content["cells"] = [*own[:at], cell | {"metadata": {"tags": [html.ANSWER]}, "source": source}, *own[at:]]
         notebook.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{notebook.stem:<24} {len(png):,} bytes")
 

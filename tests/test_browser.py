@@ -200,8 +200,9 @@ SELECTED_TEXT = """() => { const text = document.querySelector('.wb-passage .wb-
 CELL = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
 UNSAVED = "() => window.jupyterapp.shell.currentWidget.context.model.dirty"
 OTHER_ORDER = """() => { const [name, state] = location.hash.slice(1).split("=");
-  const read = JSON.parse(decodeURIComponent(state));
-  history.replaceState(null, "", `#${name}=` + encodeURIComponent(JSON.stringify({ ...read, order: read.order.toSpliced(1, 2, ...read.order.slice(1, 3).reverse()) }))); }"""
+  const read = JSON.parse(decodeURIComponent(state)), [first, second, third, ...rest] = read.order;
+  const order = encodeURIComponent(JSON.stringify({ ...read, order: [first, third, second, ...rest] }));
+  history.replaceState(null, "", `#${name}=${order}`); }"""
 MARKED = "() => [...document.querySelectorAll('.wb-map canvas')].map(canvas => canvas.dataset.marked)"
 PAPER = "() => getComputedStyle(document.querySelector('.wb-prompt')).backgroundColor"
 

@@ -137,9 +137,9 @@ class PromptAnswers:
         self._asked = question if self._asked is None else self._asked
         return self.expected if question == self._asked else ()
 
-    def warm_up(self, wanted: EditorRequest) -> None:
-        """Answer once, and keep only the cached blocks."""
-        for _ in self.stages(wanted):
+    def warm_up(self, wanted: EditorRequest, alive: Alive = lambda: None) -> None:
+        """Answer once, and keep only the cached blocks; `alive` as of `stages`."""
+        for _ in self.stages(wanted, alive):
             pass
         for kept in self._kept.values():
             kept.clear()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice, permutations
 from math import factorial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from workbench.app.explore.editor.answers import PromptAnswers
@@ -12,6 +13,7 @@ from workbench.app.explore.editor.choices import FIELDS, LONG, EditorRequest, Pr
 from workbench.app.explore.editor.stored import RESULTS, GridPool, PromptPage, choice_of, has_ratio, order_of
 from workbench.app.explore.editor.text import PromptReader, piece_id
 from workbench.core.errors import BadInput, not_allowed
+from workbench.core.utils.stages import stage
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
 from workbench.models import model_names
@@ -102,14 +104,16 @@ def answered_page(
     ratios: Sequence[float] = RATIOS,
     sparse_methods: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
+    expected_seconds: float = 0.0,
 ) -> PromptPage:
     """Answer a prompt over a grid.
 
-    orders          maximum number of passage orders: the original, then increasingly changed ones; if these are all
-                    there are, also the prompt without each passage
-    selectors       selectors of recomputed tokens; "none" and "all" have no ratio
-    ratios          shares of recomputed tokens
-    sparse_methods  sparse methods of the menu, beside the requested one and none
+    orders            maximum number of passage orders: the original, then increasingly changed ones; if these are all
+                      there are, also the prompt without each passage
+    selectors         selectors of recomputed tokens; "none" and "all" have no ratio
+    ratios            shares of recomputed tokens
+    sparse_methods    sparse methods of the menu, beside the requested one and none
+    expected_seconds  seconds that one answer takes, where known: for the time left
 
     Raises BadInput for an unknown selector or sparse method, or a ratio outside 0 to 1.
     """
@@ -124,19 +128,28 @@ def answered_page(
     ]
     choices = {choice_of(one): replace(one, beside=(), place=0) for one in (*grid, *first.columns)}
     arranged = arrangements(wanted.pieces, orders)
-    work.warm_up(wanted)  # times are then those of a warm model over cached blocks
+    total = len(arranged) * len(choices)
+    ends = perf_counter() + expected_seconds * (total + len(wanted.columns))
+
+    def say(at: str = f"caching the passages; then {total:,} answers") -> None:
+        stage(f"{at}{about_left(ends - perf_counter())}")
+
+    say()
+    work.warm_up(wanted, say)  # times are then those of a warm model over cached blocks
     pool, results, done = GridPool(), dict[str, dict[str, Any]](), 0
     if progress:
-        progress(0, len(arranged) * len(choices))
-    for pieces in arranged:
+        progress(0, total)
+    for number, pieces in enumerate(arranged, 1):
         of_order = results.setdefault(order_of(pieces), {})
         for name, choice in choices.items():
+            at = f"order {number} of {len(arranged)}, {choice.name}"
+            stage(at) if done else say(at)
             last = dict(work.stages(replace(choice, pieces=pieces)))
             del last["text"]["prompt"]
             of_order[name] = {kind: pool.add_values(last[kind]) for kind in RESULTS}
             done += 1
             if progress:
-                progress(done, len(arranged) * len(choices))
+                progress(done, total)
     return PromptPage(
         {
             "options": {**options, **_menus(options, selectors, first, tiles), "ratios": list(ratios)}
@@ -149,6 +162,11 @@ def answered_page(
             "fields": [list(names) for names in pool.fields],
         }
     )
+
+
+def about_left(seconds: float) -> str:
+    """Return an estimate as the end of a sentence; "" without one."""
+    return f", about {seconds:,.0f} s left" if seconds >= 1 else ""
 
 
 def _first(wanted: EditorRequest, selectors: Sequence[str], ratios: Sequence[float]) -> EditorRequest:

@@ -8,25 +8,28 @@ import threading
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import anywidget
 import traitlets
 
 from workbench.app.explore.debounce import Debounced, Superseded
-from workbench.app.explore.editor.answers import PromptAnswers
+from workbench.app.explore.editor.answers import TURNS, PromptAnswers
 from workbench.app.explore.editor.choices import EditorRequest
-from workbench.app.explore.editor.grid import answered_page, first_request
+from workbench.app.explore.editor.grid import about_left, answered_page, first_request
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
 from workbench.app.explore.editor.stored import PromptPage
 from workbench.app.explore.keeping import StillView
 from workbench.app.explore.live import WITHOUT, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.core.utils.stages import stage
 from workbench.core.utils.watched import progress_shown
 from workbench.models.given import Given, Model
 
 RESULTS = ("text", "answers", "bill", "heat")
+TICK = 1.0  # seconds between estimates of the time left
 
 
 class PromptWidget(anywidget.AnyWidget):
@@ -56,6 +59,7 @@ class PromptWidget(anywidget.AnyWidget):
         self._sending = threading.RLock()  # serialises incoming requests and outgoing answers
         self._work, self._newest = work, Debounced(self._answer)
         self._selection: Selection | None = None
+        self._timed_since = 0.0
         self._said = ""  # the last complete answer, for readers without widgets
         self._kept = StillView(lambda: self._said)
         super().__init__(options=options, wanted=wanted.to_json())
@@ -100,9 +104,33 @@ class PromptWidget(anywidget.AnyWidget):
         return self.page(**grid).write(path)
 
     def page(self, **grid: Any) -> PromptPage:
-        """Answer the prompt over a grid and return the page; `grid`: arguments of `answered_page`."""
-        self.wait()
-        return answered_page(self._work.with_empty_caches(), EditorRequest.of(self.wanted), self.options, **grid)
+        """Answer the prompt over a grid and return the page; `grid`: arguments of `answered_page`.
+
+        An interactive session shows what is computed, and an estimate of the time left.
+        """
+        with progress_shown("answers", grid.pop("progress", None)) as progress:
+            seconds = 0.0
+            while not self._newest.wait(seconds):
+                doing = f" ({self.busy[:1].lower()}{self.busy[1:]})" if self.busy else ""
+                stage(f"waiting for the editor above{doing}{about_left(self._timing_left())}")
+                seconds = TICK
+            answered = {"progress": progress, "expected_seconds": self._turn() / (1 + len(self.wanted["beside"]))}
+            work, wanted = self._work.with_empty_caches(), EditorRequest.of(self.wanted)
+            return answered_page(work, wanted, self.options, **answered | grid)
+
+    def _turn(self) -> float:
+        """Return the seconds to the first token of all columns: measured, or by the operations of the chosen method."""
+        if not self.bill:
+            return 0.0
+        chosen, flops = self.bill["seconds"]["method"], self.bill["flops"]
+        beside = [one["seconds"]["method"] if one else chosen for one in self.bill["beside"]]
+        full = self.answers.get("seconds_full") or chosen * flops["full"] / flops["method"]
+        return float(full + chosen + sum(beside))
+
+    def _timing_left(self) -> float:
+        """Return the estimated seconds until all columns are timed again; 0 before the first answer."""
+        timed = perf_counter() - self._timed_since if self.busy == TIMING else -self._turn()
+        return max(1.0, TURNS * self._turn() - timed) if self.bill else 0.0
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         with self._sending:
@@ -136,6 +164,7 @@ class PromptWidget(anywidget.AnyWidget):
                     self._follow(result.pop("prompt"))
                 self._show(busy=BUSY[name], **{name: {**result, "revision": values["revision"]}})
             self._keep(wanted)
+            self._timed_since = perf_counter()
             self._show(busy=TIMING)
             for name, result in self._work.timed_again(alive):
                 self._show(**{name: {**result, "revision": values["revision"]}})
