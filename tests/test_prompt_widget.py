@@ -20,11 +20,12 @@ from workbench import data, explore
 from workbench.app.explore.debounce import Debounced, Superseded
 from workbench.app.explore.editor import heat as prompt_heat
 from workbench.app.explore.editor.choices import EditorRequest
-from workbench.app.explore.editor.grid import arrangements, first_request
+from workbench.app.explore.editor.grid import about_left, arrangements, first_request
 from workbench.app.explore.editor.html import page as whole_page
 from workbench.app.explore.editor.text import PromptReader
 from workbench.app.explore.live import selection_of
 from workbench.core.blocks import Block, Prompt
+from workbench.core.utils.stages import stages_reported_to
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> 🏳️‍🌈 naïve {title.__class__}"
 
@@ -141,7 +142,7 @@ def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier_or_all_a
     with pytest.raises(Superseded):
         list(work.timed_again(alive))
     assert len(calls) == 1
-    work = work.apart()
+    work = work.timed_again()
     monkeypatch.setattr(short, 0.0)
     last(work, wanted)
     assert list(work.timed_again()) == [], "long, and all are of this moment"
@@ -320,13 +321,31 @@ def test_a_page_holds_every_order_and_choice_and_says_what_the_widget_says(loade
     for spec, entries in of_page.items():
         assert [one["value"] for one in entries if one["title"] == "window and sink"] == [spec], "one entry a method"
     assert len(arrangements(wanted.pieces, 2)) == 2, "some orders only: none is left out"
+    both = explore.prompt_page(
+        loaded,
+        sample,
+        orders=1,
+        ratios=[0.5],
+        select="first_k",
+        sparse_methods=["window"],
+        max_new_tokens=1,
+        selectors=["none", "first_k"],
+    )
+    assert [one["value"] for one in both.data["options"]["sparse"]] == ["none", "window"], "it can be switched off"
+    assert both.answer_count == 4 and len(both.records()) == 2, "records are of the first view's sparse attention"
+    assert both.data["options"]["orders"] == list(both.data["results"])
     data = json.loads(json.dumps(page.data))
     assert len(whole_page(data)) < 400_000
 
 
 @pytest.mark.parametrize(
     ("grid", "said"),
-    [({"orders": 0}, "orders 0"), ({"ratios": [2]}, "ratio 2"), ({"selectors": ["guess"]}, "unknown select")],
+    [
+        ({"sparse_methods": ["guess"]}, "unknown sparse 'guess'"),
+        ({"orders": 0}, "orders 0"),
+        ({"ratios": [2]}, "ratio 2"),
+        ({"selectors": ["guess"]}, "unknown select"),
+    ],
 )
 def test_a_grid_that_cannot_be_is_refused_before_any_work(loaded, sample, grid, said):
     refused(said, explore.prompt_page, loaded, sample, **grid)
@@ -346,6 +365,27 @@ def test_the_marked_token_is_shared_with_the_explorers_of_the_prompt(loaded, sam
     assert widget.token is None and selection.token == -1
 
 
+def test_a_deviation_is_painted_from_its_5th_to_its_99th_percentile():
+    gaps = torch.linspace(1, 4, 1000).square()[:, None]  # all within a decade
+    gaps[-1] = 1e6  # one far outside
+    painted = prompt_heat.deviation(torch.cat((torch.zeros(100, 1), gaps)))
+    data = np.frombuffer(base64.b64decode(painted["data"]), np.uint8)
+    assert 1.1 < painted["low"] < 1.2 and 3.9 < painted["high"] < 4.1
+    assert not data[:100].any() and data[100:].min() == 1 and data.max() == 255, "0 is 0 alone"
+    assert len(set(data)) > 200, "the shades are spread over what there is"
+
+
+def test_what_a_page_computes_is_said_with_the_time_left(loaded, sample):
+    said: list[str] = []
+    widget = explore.prompt(loaded, sample, select="first_k", max_new_tokens=1)
+    with stages_reported_to(said.append):
+        page = widget.page(orders=2, selectors=["none", "first_k"], ratios=[0.5])
+    assert page.answer_count == 4
+    assert said[0].startswith("waiting for the editor above") and said[-1].startswith("order 2 of 2, ")
+    assert any(one.startswith("caching the passages; then 4 answers") for one in said)
+    assert about_left(12.3) == ", about 12 s left" and about_left(0.2) == ""
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50), st.booleans())
 def test_a_darker_byte_never_stands_for_less(values, log):
     painted = prompt_heat.encode_heatmap(torch.tensor(values, dtype=torch.float64)[None], log=log)
@@ -357,7 +397,7 @@ def test_a_darker_byte_never_stands_for_less(values, log):
 
 AT_EXIT = """
 import threading, torch
-from workbench.app.explore.debounce import Newest
+from workbench.app.explore.debounce import Debounced
 
 def run(wish, alive):
     while True:
@@ -365,7 +405,7 @@ def run(wish, alive):
         alive()
         torch.ones(256, 256) @ torch.ones(256, 256)  # without the lock of the interpreter
 
-begun, newest = threading.Event(), Newest(run)
+begun, newest = threading.Event(), Debounced(run)
 newest.ask(1)
 begun.wait()
 print("the end")

@@ -43,7 +43,12 @@ def prompt_page(
     `orders`, `selectors`, `ratios` and `sparse_methods` are those of `answered_page`, the other arguments those of
     `prompt`.
     """
-    grid = {"orders": orders, "selectors": selectors, "ratios": ratios, "sparse_methods": sparse_methods}
+    grid: dict[str, Any] = {
+        "orders": orders,
+        "selectors": selectors,
+        "ratios": ratios,
+        "sparse_methods": sparse_methods,
+    }
     return answered_page(*first_request(model, prompt, question, **chosen), **grid)
 
 
@@ -130,9 +135,13 @@ def answered_page(
     arranged = arrangements(wanted.pieces, orders)
     total = len(arranged) * len(choices)
     ends = perf_counter() + expected_seconds * (total + len(wanted.columns))
+    said = [""]
 
     def say(at: str = f"caching the passages; then {total:,} answers") -> None:
-        stage(f"{at}{about_left(ends - perf_counter())}")
+        """Report a stage with the time left, once a second at most."""
+        if (text := f"{at}{about_left(ends - perf_counter())}") != said[-1]:
+            said[:] = [text]
+            stage(text)
 
     say()
     work.warm_up(wanted, say)  # times are then those of a warm model over cached blocks
@@ -143,7 +152,10 @@ def answered_page(
         of_order = results.setdefault(order_of(pieces), {})
         for name, choice in choices.items():
             at = f"order {number} of {len(arranged)}, {choice.name}"
-            stage(at) if done else say(at)
+            if done:  # the bar shows the time left from here on
+                stage(at)
+            else:
+                say(at)
             last = dict(work.stages(replace(choice, pieces=pieces)))
             del last["text"]["prompt"]
             of_order[name] = {kind: pool.add_values(last[kind]) for kind in RESULTS}
