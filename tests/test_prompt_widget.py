@@ -142,7 +142,7 @@ def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier_or_all_a
     with pytest.raises(Superseded):
         list(work.timed_again(alive))
     assert len(calls) == 1
-    work = work.timed_again()
+    work = work.with_empty_caches()
     monkeypatch.setattr(short, 0.0)
     last(work, wanted)
     assert list(work.timed_again()) == [], "long, and all are of this moment"
