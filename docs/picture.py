@@ -53,7 +53,7 @@ def main(picture: Path = PICTURE) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "picture.html")
         page.write_text(first_view(), encoding="utf-8")
-        if not screenshot(page, picture, width=1280, height=980):
+        if not screenshot(page, picture, width=1280, height=1016):
             sys.exit(f"{picture} was not drawn: it needs Chromium")
     picture.write_bytes(with_palette(picture.read_bytes()))
 
