@@ -380,6 +380,9 @@ def test_a_caption_lists_few_seeds_and_devices_and_begins_with_a_capital():
     rows = pd.DataFrame({"seed": [31_000, None, 7, 7], "device": ["a", "", "b", "b"], "source": "here"})
     assert chart.describe_rows(rows) == "Seeds 7 and 31000, a and b, source: here."
     many = pd.DataFrame({"seed": range(5), "device": list("abcaa"), "source": "here"})
+    runs = pd.DataFrame({"model": "m", "data": "d", "training_seed": [5, 1, None], "n": 9, "source": "here"})
+    assert chart.describe_rows(runs) == "m on d, training runs 1 and 5, n = 9, source: here."
+    assert chart.describe_rows(runs[["training_seed", "source"]][:1]) == "Training run 5, source: here."
     assert (
         chart.describe_rows(many) == "Several devices (3), source: here."
         and chart.describe_rows(rows[["source"]]) == "Source: here."

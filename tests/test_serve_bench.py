@@ -123,6 +123,7 @@ def test_the_command_prints_and_writes_baselines_beside_the_modes(folder, tmp_pa
     words = [folder, *QUICK, "--select", "first_k", "--mode", "layer", "--baselines", "prefix,full"]
     said = json.loads(told("serve-bench", "--model", *words, "--json", "--out", tmp_path / "mine"))
     methods = ["reuse", "prefix caching", "full prefill"]
+    assert said["start"] == "empty" and said["runs"][0]["hit_rate"] < 1, "as the baselines start"
     assert [run["method"] for run in said["runs"]] == methods
     found = results.read(tmp_path / "mine")
     assert list(found.timings("serving").candidate) == ["layer", *methods[1:]]

@@ -338,6 +338,16 @@ def test_variants_of_one_method_have_lines_of_their_own():
     assert [colour == theme.RED for colour, *_ in ways] == [False, False, False, True]
 
 
+@given(st.lists(st.sampled_from(sorted(styles.VARIANTS)), unique=True), st.permutations(sorted(styles.VARIANTS)))
+def test_a_known_variant_has_one_style_whatever_else_a_figure_shows(some, order):
+    def drawn(specs):
+        return styles.family_looks((spec, styles.SELECTORS.of(spec)) for spec in specs)
+
+    every = drawn([*order, "query_guided", "kv_deviation", "first_k"])
+    assert len({(look.colour, look.symbol, look.dash) for look in every.values()}) == len(every)
+    assert drawn(["query_guided(softmax=joint)", *some]).items() >= {spec: every[spec] for spec in some}.items()
+
+
 @pytest.mark.parametrize(
     "text", ["<b>x</b>", '<a href="javascript:alert(1)">x</a>', "<img src=x onerror=alert(1)>", "a<b"]
 )

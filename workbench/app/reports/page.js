@@ -94,9 +94,15 @@ const workbench = (() => {
     const steps = path.replaceAll("[", ".").replaceAll("]", "").split("."), last = steps.pop();
     steps.reduce((holder, step) => (holder[step] ??= {}), layout)[last] = value;
   }
+  function widths() {  // tables that are wider than the page say so
+    for (const box of document.querySelectorAll(".wb-scroll")) {
+      box.closest("figure")?.classList.toggle("wb-wide", box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 1);
+    }
+  }
   let asked = 0;
   function refit() {
     cancelAnimationFrame(asked);
+    widths();
     asked = requestAnimationFrame(() => plots.filter(place => place.clientWidth).forEach(place => {
       const change = fitted(place, place);
       if (change.width !== place._fullLayout.width) Plotly.relayout(place, change).then(() => Plotly.redraw(place));  // or the legend stays where it was
@@ -144,6 +150,8 @@ const workbench = (() => {
     if (contents && parts.length > 1) contents.append("On this page:", ...parts.map(part =>
       Object.assign(document.createElement("a"), { href: `#${part.id}`, textContent: part.firstChild.textContent })), fold(parts));
     addEventListener("resize", refit);
+    document.addEventListener("toggle", widths, true);
+    requestAnimationFrame(widths);
   });
   return { draw };
 })();

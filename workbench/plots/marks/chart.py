@@ -250,7 +250,7 @@ def describe_rows(rows: pd.DataFrame) -> str:
     if "source" in rows and (text := _few(rows.source, "sources")):
         parts.append(f"source: {text}")
     said = ", ".join(parts) + "." if parts else ""
-    return said[0].upper() + said[1:] if said.startswith(("source", "seed", "several")) else said
+    return said[0].upper() + said[1:] if said.startswith(("source", "seed", "several", "training")) else said
 
 
 MANY = {"model": "models", "data": "data sets"}
