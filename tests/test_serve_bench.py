@@ -130,7 +130,7 @@ def test_the_command_prints_and_writes_baselines_beside_the_modes(folder, tmp_pa
     rows = found.counts("serving").query("measure == 'rows_computed'").set_index("method")
     assert list(rows.value) == [run["rows_computed"] for run in said["runs"]]
     about = rows[["kind", "mode", "select", "ratio"]].agg(tuple, axis=1).to_dict()
-    assert about == {"reuse": ("cold", "block", "first_k", 0.15)} | dict.fromkeys(methods[1:], ("", "full", "none", 0))
+    assert about == {"reuse": ("empty", "block", "first_k", 0.15)} | dict.fromkeys(methods[1:], ("", "full", "none", 0))
     printed = told("serve-bench", "--model", *words)
     assert all(name in printed for name in ("async by layer", *methods[1:], "start empty"))
 
