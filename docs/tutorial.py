@@ -93,7 +93,7 @@ def of_results() -> Iterator[tuple[str, go.Figure | None]]:
             x="ratio",
             by="select",
             look=SELECTORS.of,
-            x_axis={"title_text": "share of the document tokens recomputed", "tickformat": ".0%"},
+            x_axis={"title_text": "share of the passage tokens recomputed", "tickformat": ".0%"},
             y_axis=KL,
             title="What recomputing a few tokens gives back",
             caption="Bands: 95% intervals.",
