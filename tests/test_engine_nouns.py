@@ -270,7 +270,7 @@ def test_what_a_kernel_does_not_take_is_scored_layer_by_layer(model, runner):
 
 def test_blocks_that_stand_where_they_were_encoded_are_not_rerotated(model, runner):
     system, passage = PROMPT.context[:2]
-    cached = [runner.pool.put(kv) for kv in encode_many(model, [system, passage], [(), (system,)])]
+    cached = [runner.pool.write_kv(kv) for kv in encode_many(model, [system, passage], [(), (system,)])]
     assert paged_question.BlockTokens.of(runner.pool, cached).shift is None
     assert paged_question.BlockTokens.of(runner.pool, [*cached, cached[0]]).shift is not None
 

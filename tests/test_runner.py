@@ -149,7 +149,7 @@ def begun(pool, question=QUESTION):
 
 
 def give_back_a_block(pool, runner, cached, prompt):
-    pool.give(cached[0])
+    pool.free_pages(cached[0])
     pool.encode(MODEL, [block_of(18, seed=9)])
 
 
@@ -213,7 +213,7 @@ def test_threads_share_a_runner(pool):
 
     def encode():  # beside them, where they do not read
         for seed in range(6):
-            pool.give(pool.encode(MODEL, [block_of(16, seed)])[0])
+            pool.free_pages(pool.encode(MODEL, [block_of(16, seed)])[0])
 
     with ThreadPoolExecutor(7) as threads:
         beside, *asked = threads.submit(encode), *(threads.submit(answer) for _ in range(18))
@@ -349,7 +349,7 @@ def test_pages_given_back_are_not_written_before_another_stream_has_read_them(po
     logits = on(mine, late(lambda: runner.prefill([prompt], [QUESTION])))
     pool.close(prompt)
     for block in cached:
-        pool.give(block)
+        pool.free_pages(block)
     again = on(theirs, lambda: pool.encode(MODEL, [block_of(len(block), seed=90 + len(block)) for block in BLOCKS]))
     assert {page for block in again for page in block.pages.tolist()} & set(cached[0].pages.tolist())
     mine.synchronize()
