@@ -139,7 +139,7 @@ def _keep(
 
 
 def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int, logits: bool) -> Tensor:
-    """Apply `tile_selection.kept` to fp32 weights [B, Hq, I', J'] of rows [B, R], per request -> [B, Hq, I, J] bool."""
+    """Apply `tile_selection.tiles_kept_by` to fp32 weights [B, Hq, I', J'] of rows [B, R] -> [B, Hq, I, J] bool."""
     batch, heads, coarse, blocks = weights.shape
     count = rows.shape[1]
     tiles, columns = -(-count // rule.tile), -(-length // rule.tile)

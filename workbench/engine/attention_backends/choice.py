@@ -7,7 +7,7 @@ fp32), short prompts from their start, and longer ones if it was measured to be 
 selected tiles per query tile, and a question over a long cache without a mask (`attention_backends.attention`).
 `PrefillOutput.backends` names the backend of each layer.
 
-`Plan(backend=choice.named("tile_attention"))` requests one: it is used on any device (on a CPU under Triton's
+`Plan(backend=choice.backend_named("tile_attention"))` requests one: it is used on any device (on a CPU under Triton's
 interpreter), or BadInput is raised.
 
 `data/benchmarks/attention_backends.py` times the kernels against torch's cuDNN and FlashAttention 2, and writes a row

@@ -76,9 +76,9 @@ def cheapest(
     """Find for each method of `table` (a row per setting) the setting of lowest `cost` that keeps enough of `measure`.
 
     Rows have {source, rule, sparse, density, union} and measures, as `results.scores` and
-    `plots.marks.method_names.named` return them; dense attention has the rule "". A setting keeps enough if it reaches
-    the share `keep` of dense attention's value. Methods without such a setting have `sparse` "". Records are {source,
-    rule, sparse, density, union, value, low, high, n, sure}: `sure` if the 95% interval keeps enough too. With
+    `plots.marks.method_names.with_method_names` return them; dense attention has the rule "". A setting keeps enough if
+    it reaches the share `keep` of dense attention's value. Methods without such a setting have `sparse` "". Records are
+    {source, rule, sparse, density, union, value, low, high, n, sure}: `sure` if the 95% interval keeps enough too. With
     `answers` (rows of the result table), exact match is compared by question: the share that the method answers
     correctly, of those that dense attention does, has to reach `keep` by Wilson's interval. `surely` allows only
     settings that are sure. Sources without dense attention are left out.

@@ -234,12 +234,14 @@ def table(
 
 
 def describe_rows(rows: pd.DataFrame) -> str:
-    """Return the rows' model, data, n, seed, device and source as text."""
+    """Return the rows' model, data, training run, n, seed, device and source as text."""
     parts = []
     for names, words in ((("model", "data"), "{} on {}"), (("n",), "n = {}")):
         if set(names) <= set(rows):
             values = [_few(rows[name], MANY.get(name, "")) for name in names]
             parts += [words.format(*values)] if all(values) else []
+    if "training_seed" in rows and (runs := sorted(map(int, rows.training_seed.dropna().unique()))):
+        parts.insert(1, f"training run{'s' if len(runs) > 1 else ''} {_listed(runs)}")
     if "seed" in rows and (seeds := sorted(map(int, rows.seed.dropna().unique()))) and len(seeds) <= MOST_SEEDS:
         parts.append(f"seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}")
     if "device" in rows and (text := _few(rows.device, "devices")):

@@ -268,18 +268,35 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 TINTS = (None, INK, PAPER)  # mixed into the colour of further lines of a family
 
 
+VARIANTS = {  # spec → number of its style among the variants of a method; 0 is the method without options
+    "query_guided(layers=all)": 1,
+    "query_guided(tokens=last)": 2,
+    "kv_deviation(part=v)": 1,
+    "kv_deviation(part=k)": 2,
+    "kv_deviation(fresh=True, stages=(0.3, 0.2))": 3,
+    "first_k(k=5, last=True)": 1,
+    "first_k(k=16)": 2,
+}
+
+
 def family_looks(named: Iterable[tuple[str, SeriesStyle]]) -> dict[str, SeriesStyle]:
     """Return styles by name; variants of one method with equal styles are made distinguishable.
 
-    Further lines of a family get another dash, hollow or other marks, and a darker or lighter colour.
+    Variants get another dash, hollow or other marks, and a darker or lighter colour. Those in `VARIANTS` have the same
+    style in every figure, whatever else it shows.
     """
-    looks: dict[str, SeriesStyle] = {}
-    taken: dict[tuple[str, str, str], int] = {}
-    for name, look in named:
-        key = look.colour, look.symbol, look.dash
-        number = taken[key] = taken.get(key, -1) + 1
-        looks[name] = _variant(look, number) if name not in looks else looks[name]
-    return looks
+    given = dict(named)
+    used: dict[tuple[str, str, str], set[int]] = {}
+    numbers: dict[str, int] = {}
+    for name in sorted(given, key=lambda name: VARIANTS.get(name, len(VARIANTS) if "(" in str(name) else 0)):
+        look = given[name]
+        family = used.setdefault((look.colour, look.symbol, look.dash), set())
+        number = VARIANTS.get(name, 0)
+        while number in family:
+            number += 1
+        family.add(number)
+        numbers[name] = number
+    return {name: _variant(look, numbers[name]) for name, look in given.items()}
 
 
 def _variant(look: SeriesStyle, number: int) -> SeriesStyle:

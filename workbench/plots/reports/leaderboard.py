@@ -98,14 +98,16 @@ def critical(board: Board, most: int = MOST) -> go.Figure:
         gridcolor=FAINT,
         range=[min(places) - room, end + room / 2],
     )
-    caption = "Bars at the right join methods that paired Wilcoxon tests do not distinguish at the 5% level, after Holm"
-    caption += "" if board.ranks.friedman is None else f" (Friedman p = {board.ranks.friedman:.2g})"
+    caption = "Paired Wilcoxon tests at the 5% level, after Holm"
+    if board.ranks.friedman is not None:
+        caption += f" (Friedman p {'< 1e-16' if board.ranks.friedman < 1e-16 else f'= {board.ranks.friedman:.2g}'})"
     if len(board.entries) > most:
         caption = f"The best {most} of {len(board.entries)} methods. {caption}"
     caption += ". Nemenyi's critical difference: "
     return finish(
         fig,
         title=f"Which methods differ: {escape_text(board.title)}",
+        notice="A bar at the right joins methods that these questions do not distinguish.",
         caption=f"{caption}{board.ranks.critical:.2f}. {escape_text(describe_board(board))}",
         height=26 * len(entries) + 20,
         left=40 + round(6.4 * max(map(len, names))),

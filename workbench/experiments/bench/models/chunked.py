@@ -160,7 +160,7 @@ def describe_prompts(scene: Scene) -> dict[int, KernelWorkload]:
 def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, Any]]:
     """Yield the entry of each length again after each method, so that a report holds all that was measured so far.
 
-    Each row holds the time of dense attention in its run, so `bench_reports.measured` keeps rows of methods that were
+    Each row holds the time of dense attention in its run, so `bench_reports.merge_measured` keeps rows of methods
     cut off. Lengths go up to the longest whose name contains `only`; shorter ones are measured on the way.
     """
     listed = describe_prompts(scene)
