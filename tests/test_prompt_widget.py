@@ -156,15 +156,15 @@ def test_the_first_view_is_reuse_of_cached_blocks(touched):
 
 def test_a_token_looks_where_full_attention_does_head_by_head(touched, loaded):
     work, wanted = touched
-    assert work.look(3, 0) is None, "nothing is answered yet"
+    assert work.attention_from(3, 0) is None, "nothing is answered yet"
     length = last(work, wanted)["heat"]["length"]
-    seen = work.look(length - 1, 1)["heads"]
+    seen = work.attention_from(length - 1, 1)["heads"]
     heads = loaded.model.config.num_attention_heads
     shares = np.frombuffer(base64.b64decode(seen["data"]), np.uint8).reshape(heads, length) / 255 * seen["high"]
     assert np.allclose(shares.sum(1), 1, atol=0.05 * length / 255 + 0.05)
-    early = np.frombuffer(base64.b64decode(work.look(3, 1)["heads"]["data"]), np.uint8).reshape(heads, length)
+    early = np.frombuffer(base64.b64decode(work.attention_from(3, 1)["heads"]["data"]), np.uint8).reshape(heads, length)
     assert early[:, 4:].max() == 0 < early[:, :4].max()
-    assert work.look(length, 1) is None and work.look(3, 99) is None
+    assert work.attention_from(length, 1) is None and work.attention_from(3, 99) is None
 
 
 def test_operations_fall_with_the_blocks_that_a_sparse_method_leaves_out(touched):
@@ -301,7 +301,7 @@ def test_a_page_holds_every_order_and_choice_and_says_what_the_widget_says(loade
     page = explore.prompt_page(
         loaded, sample, orders=6, selectors=["none", "first_k"], ratios=[0.25, 0.5], max_new_tokens=3
     )
-    assert page.answered == (6 + 3) * (1 + 2) == len(page.records())
+    assert page.answer_count == (6 + 3) * (1 + 2) == len(page.records())
     system, a, b, c, question = wanted.pieces
     for pieces in ((system, c, a, b, question), (system, a, c, question)):
         one = replace(wanted, pieces=pieces)

@@ -194,7 +194,7 @@ def test_chunks_complete_what_earlier_chunks_left_and_a_layer_that_is_written_ag
     found = []
 
     def asked(queries, keys, rows, site):
-        site.derived.completed("asked", keys.shape[1], lambda value, first: found.append((site.layer, first)))
+        site.derived.get_updated("asked", keys.shape[1], lambda value, first: found.append((site.layer, first)))
 
     model = model_of("llama")
     tokens, kv = torch.arange(LENGTH) % 50, empty(model, LENGTH)

@@ -441,7 +441,7 @@ def test_another_dtype_model_scaling_context_neighbour_or_version_is_a_miss_that
     store = asked()
     before = store.stats
     assert {key: store.get(key) for key in other} == dict.fromkeys(other)
-    assert {key: store.why(key).reason for key in other} == other
+    assert {key: store.miss_reason(key).reason for key in other} == other
     counted = store.stats.since(before)
     assert sum(counted.reasons.values()) == counted.misses == len(other) and counted.reasons["other model"] == 2
     monkeypatch.undo()

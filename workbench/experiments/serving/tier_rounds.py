@@ -57,7 +57,7 @@ def flat(rows: Sequence[dict[str, Any]]) -> Records:
         {name: value for name, value in row.items() if name != "receipt"}
         | {
             "reused": row["receipt"].count("reused"),
-            "shifted": row["receipt"].shifted,
+            "shifted": row["receipt"].rerotated,
             "recomputed": row["receipt"].recomputed,
             "encoded": row["receipt"].count("encoded"),
             "computed": row["receipt"].count("computed"),

@@ -54,11 +54,11 @@ class RepairingStore:
 
     _counts: Counter[str]
     put: Callable[[str, KV], None]
-    why: Callable[[str], Miss]
+    miss_reason: Callable[[str], Miss]
 
     def is_damaged(self, key: str) -> bool:
         """Return whether the block under `key` was found to be damaged."""
-        return self.why(key).reason == "damaged"
+        return self.miss_reason(key).reason == "damaged"
 
     def repair(self, key: str, kv: KV) -> None:
         """Replace the block under `key` by `kv` if it is damaged; a failed write is only logged."""
