@@ -81,10 +81,12 @@ class Judgement:
 
     @property
     def _ends(self) -> str:
-        """The interval, as " (-4.6 to +12.5)"; "" if none was measured."""
-        if self.number is None or self.number.low == self.number.high:
+        """The interval, as " (-4.6 to +12.5)"; "" if none was measured, or if its ends are printed alike."""
+        if self.number is None:
             return ""
         low, high = (self._form(end).removesuffix(" points") for end in (self.number.low, self.number.high))
+        if low == high:
+            return ""
         return f" ({low} to {high})"
 
     def _form(self, value: float) -> str:
