@@ -18,7 +18,7 @@ from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
 from workbench.metrics.measures import MEASURES
-from workbench.metrics.paired import difference
+from workbench.metrics.paired import count_differing, difference, too_few
 
 RECEIPTS = 5  # that are shown
 
@@ -48,7 +48,7 @@ def beside_full(result: Record, answers: Records) -> Group:
             table.add_row(MEASURES[name].label, *(_paired(answers, name) if compared else _alone(result, name)))
     if compared and result.kl is not None:
         kl = MEASURES["kl"]
-        table.add_row(kl.label, kl.format_value(result.kl), "0", kl.ends(result.kl_low or 0, result.kl_high or 0))
+        table.add_row(kl.label, kl.format_value(result.kl), "0", _kl_ends(result, answers))
     ms, full = result.ttft_s, result.ttft_full_s
     times = [f"{ms.p50 * 1e3:.1f}"]
     if compared and full:
@@ -110,7 +110,7 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
         return "–", "–", ""
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap, measure = difference(ours, full), MEASURES[score]
-    ends = f"{gap.moved} of {gap.n} differ: too few" if gap.few else measure.ends(gap.low, gap.high, gap=True)
+    ends = count_differing(gap.moved, gap.n) if gap.few else measure.ends(gap.low, gap.high, gap=True)
     return (
         measure.format_value(fmean(ours)),
         measure.format_value(fmean(full)),
@@ -118,9 +118,17 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     )
 
 
+def _kl_ends(result: Record, answers: Records) -> str:
+    """Return the interval of the KL, which is a difference from full attention's 0."""
+    known = [row["kl"] for row in answers if row.get("kl") is not None]
+    if too_few(moved := sum(value != 0 for value in known)):
+        return count_differing(moved, len(known))
+    return MEASURES["kl"].ends(result.kl_low or 0, result.kl_high or 0)
+
+
 def _alone(result: Record, score: str) -> tuple[str, str]:
     value, low, high = (getattr(result, name) for name in (score, f"{score}_low", f"{score}_high"))
-    return MEASURES[score].format_value(value), MEASURES[score].ends(low, high)
+    return MEASURES[score].format_value(value), "one question" if result.n == 1 else MEASURES[score].ends(low, high)
 
 
 def _meaning(result: Record, answers: Records, compared: bool) -> str:
