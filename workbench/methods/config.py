@@ -15,7 +15,7 @@ from workbench.methods import correct as corrections
 from workbench.methods import prepare as preparations
 from workbench.methods import select as selectors
 from workbench.methods import sparse as sparse_methods
-from workbench.methods.method_fields import MethodFields, check_choices
+from workbench.methods.method_fields import REUSE, MethodFields, check_choices
 from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.sparse import Sparse
 
@@ -25,13 +25,28 @@ class MethodConfig(MethodFields):
     """A method described by the fields of `MethodFields`."""
 
     def __new__(cls, *_: Any, **values: Any) -> Self:
-        """Raise BadInput for an unknown field, with the nearest name as a suggestion."""
+        """Raise BadInput for an unknown field, with the nearest name as a suggestion.
+
+        A field of mode block chooses it, unless a mode is given (`_choose_mode`).
+        """
         names = [each.name for each in fields(cls)]
         if unknown := [name for name in values if name not in names]:
             presets = f"; give those of a method as **workbench.methods.presets.options({values[unknown[0]]!r}, {{}})"
             hint = presets if unknown[0] == "method" else did_you_mean(unknown[0], names)
             raise BadInput(f"{cls.__name__} has no field {unknown[0]!r}{hint}")
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        if "mode" not in values and any(values.get(name) is not None for name in (*REUSE, "store")):
+            object.__setattr__(made, "_without_mode", True)  # until `__init__` has run
+        return made
+
+    def __post_init__(self) -> None:
+        if vars(self).pop("_without_mode", False) and self._changed():
+            object.__setattr__(self, "mode", "block")
+
+    def _changed(self) -> bool:
+        """Return whether a field of mode block is not at its default."""
+        names = [each.name for each in fields(self) if each.name in (*REUSE, "store")]
+        return any(getattr(self, name) != getattr(type(self), name) for name in names)
 
     def __repr__(self) -> str:
         """Return the fields that differ from their defaults."""

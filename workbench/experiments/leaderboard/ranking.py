@@ -231,7 +231,9 @@ def _whole(one: Entry, by: str, ends: dict[str, dict[str, Any]]) -> Standing:
     entry, rows = one
     of_kind = {str(kind): rows[by][(rows["kind"] == kind) & _known(rows[by])] for kind in sorted(set(rows["kind"]))}
     kinds = {kind: float(of.mean()) if len(of) else math.nan for kind, of in of_kind.items() if kind}
-    return replace(entry, **ends, kinds=kinds if len(kinds) > 1 else {})
+    return replace(
+        entry, scores=ends["scores"], gaps=ends["gaps"], moved=ends["moved"], kinds=kinds if len(kinds) > 1 else {}
+    )
 
 
 def _front(charged: Sequence[float | None], quality: Sequence[float], higher: bool) -> set[int]:
