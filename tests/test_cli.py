@@ -116,7 +116,7 @@ def test_only_a_trial_of_full_attention_is_said_to_compute_every_token(run):
 def test_both_reports_of_a_trial_say_once_that_a_lab_model_knows_its_corpus_alone(run):
     record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
     record = replace(record, trial={**record.trial, "model": "lab-full", "data": "mine.jsonl"})
-    for made in (report(record), beside_full(record, [])):
+    for made in (report(record, []), beside_full(record, [])):
         console = Console(width=200, record=True, file=StringIO())
         console.print(made)
         assert console.export_text().count("was trained only on") == 1
@@ -129,6 +129,16 @@ def test_details_of_a_trial_are_printed_where_asked(folder, run):
     promised = "block, naive positions|exact match|time to first token|store hit rate|95% intervals|KL|rows charged"
     for words in promised.split("|"):
         assert words in text
+
+
+def test_details_are_added_below_the_short_table_and_before_the_next_command(folder, run, tmp_path):
+    asked = ("trial", "--model", folder, "--mode", "block", *QUICK)
+    (short, next_line), details = run(*asked).stdout.split("Next:"), run(*asked, "--details").stdout
+    labels = [line.split("  ")[0] for line in short.splitlines() if "  " in line]
+    assert all(label in details for label in labels) and details.split("Next:")[1] == next_line
+    (tmp_path / "q.csv").write_text("question,passages\nWho?,A text\n")
+    without = run("trial", "--model", folder, "--mode", "block", "--data", "q.csv", "--timed", "1", "--details").stdout
+    assert "exact match" not in without and "–" not in without and "one at a time" not in without
 
 
 def test_the_record_has_every_number_the_command_promises_and_out_holds_it_with_its_questions(folder, run, tmp_path):
@@ -306,6 +316,8 @@ UNKNOWN = {  # command lines: what is said of them
     "leaderboard --out y --budgets 2": "budget 2: a share above 0",
     "models ordinary lab-full docs": "docs is there already",
     "trial --ratio 2|trial --method cacheblend --ratio 2": "ratio 2.0: it is a share",
+    "trial --method full --mode block|trial --method epic --mode full": "contradict each other",
+    "trial --mode block --ratio .15|trial --method block --ratio .3|trial --ratio .3": "as --select query_guided",
     "trial --mode full --select first_k": "select 'first_k' is for mode block",
     "trial --mode full --store y": "store 'y' is for mode block",
     "trial --charged 2": "charged is 2.0",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from workbench.metrics.answers import bootstrap
-from workbench.metrics.paired import FEWEST, bits_explained, difference, mcnemar, over_runs, ranks
+from workbench.metrics.paired import FEWEST, bits_explained, count_differing, difference, mcnemar, over_runs, ranks
 from workbench.results import over_seeds
 
 LOSSES = st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=2, max_size=12)
@@ -36,10 +36,15 @@ def test_a_difference_is_taken_question_by_question():
     assert (found.mean, found.low, found.high) == (1, 1, 1)
 
 
-@pytest.mark.parametrize(("moved", "n", "few"), [(1, 1, True), (3, 3, True), (5, 8, True), (6, 6, False)])
-def test_an_interval_excludes_nothing_by_fewer_questions_than_an_exact_test_needs(moved, n, few):
+@pytest.mark.parametrize(("moved", "n", "few"), [(0, 9, True), (1, 1, True), (2, 8, True), (5, 8, True), (6, 6, False)])
+def test_a_difference_has_an_interval_from_as_many_questions_as_an_exact_test_needs(moved, n, few):
     found = difference([1.0] * moved + [0.0] * (n - moved), [0.0] * n)
-    assert found.low > 0 and (found.moved, found.few) == (moved, few)
+    assert (found.moved, found.few) == (moved, few)
+
+
+def test_how_many_questions_differ_stands_in_place_of_an_interval():
+    assert count_differing(3, 8) == "3 of 8 differ: too few"
+    assert count_differing(0, 40) == "none of 40 differ" and count_differing(0, 1) == "none of 1 differs"
 
 
 def test_no_test_of_the_ranks_tells_apart_what_too_few_questions_show():

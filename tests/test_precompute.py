@@ -183,9 +183,29 @@ def test_the_command_prepares_and_says_how_fast(folder, tmp_path):
     command = ["prepare", "--model", folder, "--samples", "4", "--passages", "3", "--n", "2", "--out", out]
     found = json.loads(told(*command, "--json"))
     assert found["prepare"].startswith("with_neighbours(n=2, embedder=tfidf") and found["passages_per_second"] > 0
-    assert "0 made" in told(*command)
+    assert ": 0 encoded in" in told(*command)
     said = refused_command(*command, "--embedder", "tfidf", "--prepare", "independent")
     assert "prepare 'independent' has no option" in said
+
+
+def test_options_of_generated_data_are_refused_for_a_file(folder, tmp_path):
+    (tmp_path / "q.csv").write_text("question,passages\nWho?,A text\n")
+    for given in (("--samples", 1), ("--passages", 2), ("--seed", 3)):
+        asked = ("store", "encode", tmp_path / "q.csv", "--model", folder, "--to", tmp_path / "out", *given)
+        assert "is for generated data" in refused_command(*asked)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_what_this_run_wrote_and_what_the_store_holds(folder, tmp_path):
+    out = tmp_path / "out"
+    before = 0
+    for samples, fresh in ((1, "2 encoded"), (1, "0 encoded"), (4, " encoded")):
+        asked = ("--samples", samples, "--passages", 2, "--prepare", "independent", "--out", out)
+        said = " ".join(told("prepare", "--model", folder, *asked).split())
+        store = FolderStore(out)
+        written, before = store.bytes - before, store.bytes
+        assert fresh in said and f"{written / 1e6:.1f} MB written" in said
+        assert f"the store holds {len(store)} blocks, {store.bytes / 1e6:.1f} MB" in said
 
 
 def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkeypatch):
@@ -209,4 +229,4 @@ def test_a_trial_takes_from_the_folder_what_it_would_compute(whole, folder, load
     assert said == again and found.hit_rate == 1 > fresh.hit_rate
     with pytest.raises(BadInput, match=r"blocks of another preparation: .*and not after_system"):
         Trial(**asked, prepare="after_system", prepared=whole.folder).run(loaded=loaded)
-    refused("prepared 'x' is for mode block", Trial, str(folder), prepared="x")
+    refused("prepared 'x' is for mode block", Trial, str(folder), mode="full", prepared="x")

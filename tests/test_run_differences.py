@@ -31,13 +31,14 @@ from workbench.metrics.latency import Quantiles
 from workbench.models.checkpoints import DIFFERENCE, WEIGHTS
 from workbench.models.model_card import describe
 from workbench.models.weights import delta_weights, export_hf
-from workbench.plots.reports.run_differences import differences, most_telling, run_sentences, sentence
+from workbench.plots.reports.run_differences import differences, ends, most_telling, run_sentences, sentence
 
 
 def made(name: str, em: list[int], **more) -> Run:
     answers = [{"id": str(i), "expected": f"e{i}", "em": float(x)} for i, x in enumerate(em)]
     scores = {"em": sum(em) / len(em), "ttft_p50": more.pop("ttft", 1.0), "rows_computed": more.pop("rows", 100.0)}
-    parameters = {"model": "m", "data": "lab", "samples": len(em), "seed": 0, **more}
+    mode = "full" if name.startswith("full") else "block"
+    parameters = {"model": "m", "data": "lab", "samples": len(em), "seed": 0, "mode": mode, **more}
     return Run(name, f"{name}.json", parameters, scores, {"torch": "2"}, answers)
 
 
@@ -65,7 +66,9 @@ def test_differences_are_paired_by_question_and_worded_by_their_sign():
     (em,) = (each for each in found.differences if each.score == "em")
     assert em.difference == pytest.approx(-4 / 6) and em.n == 6 and em.high is not None and em.high < 0
     assert em.p == pytest.approx(0.125), "McNemar of 4 and 0"
-    assert next(d for d in compared([REUSE, FULL]).differences if d.score == "em").difference == pytest.approx(4 / 6)
+    assert next(
+        d for d in compared([REUSE, FULL], base="1").differences if d.score == "em"
+    ).difference == pytest.approx(4 / 6)
     as_many = compared([FULL, replace(REUSE, scores={**REUSE.scores, "rows_computed": 100.0})])
     assert "faster" not in words(as_many), "a clock that differs where as much is computed"
     few = [replace(run, scores={**run.scores, "ttft_n": 1.0}) for run in (FULL, REUSE)]
@@ -110,10 +113,10 @@ def test_full_attention_of_two_models_is_not_compared_by_what_each_is_measured_b
         return replace(FULL, name=f"{model} {mode}", parameters=about, scores={**FULL.scores, **own}, answers=answers)
 
     full, other, block = run("a", 0.0, "full"), run("b", 0.0, "full"), run("b", 0.1, "block")
-    assert {each.score for each in compared([full, other]).differences} == {"em"}
+    assert {each.score for each in compared([full, other], base="1").differences} == {"em"}
     told = {(each.run, each.score) for each in compared([full, other, block], base="1").differences}
     assert told == {("b full", "em"), *(("b block", score) for score in ("em", "kl", "agree"))}
-    refused("'kl' is beside full attention", compared, [full, other], scores=["kl"])
+    refused("'kl' is beside full attention", compared, [full, other], base="1", scores=["kl"])
 
 
 def test_answers_that_differ_stand_side_by_side():
@@ -136,7 +139,7 @@ def test_the_score_that_tells_most_comes_first_where_exact_match_is_vacuous():
         answers = [{"id": str(i), "expected": "e", "em": 0.0, "f1": x} for i, x in enumerate(f1)]
         return replace(FULL, name=name, answers=answers, scores={"em": 0.0, "f1": sum(f1) / len(f1)})
 
-    found = compared([run("full", [0.2, 0.3, 0.2, 0.4]), run("reuse", [0.0, 0.1, 0.0, 0.1])])
+    found = compared([run("full", [0.2, 0.3, 0.2, 0.4]), run("reuse", [0.0, 0.1, 0.0, 0.1])], base="full")
     assert most_telling(found.differences).score == "f1"
 
 
@@ -146,17 +149,81 @@ def test_a_difference_of_fewer_questions_than_any_exact_test_needs_is_not_judged
         answers = [{"id": str(i), "expected": "e", "em": score, "f1": score} for i in range(n)]
         return replace(FULL, name=name, answers=answers, scores={"em": score, "f1": score})
 
-    assert ("worse" in words(compared([run("full", 1.0), run("reuse", 0.0)]))) == judged
+    assert ("worse" in words(compared([run("full", 1.0), run("reuse", 0.0)], base="full"))) == judged
+
+
+def test_each_run_is_compared_with_full_attention_of_its_own_model_seed_and_data():
+    runs = [made(mode, [1, 0, 1], seed=seed, mode=mode) for seed in (0, 1) for mode in ("block", "full")]
+    for order in (runs, runs[::-1]):
+        found = compared(order)
+        assert {run.name: found.base_of[run.name].name for run in found.others} == {
+            f"block, seed {seed}": f"full, seed {seed}" for seed in (0, 1)
+        }
+        assert "full attention of the same seed" in words(found) and {each.n for each in found.differences} == {3}
+    for key, other in (("model", "n"), ("data", "needles"), ("device", "cuda"), ("dtype", "bfloat16")):
+        pair = [made(mode, [1, 0], mode=mode, **{key: each}) for each in ("m", other) for mode in ("full", "block")]
+        bases = compared(pair).base_of.values()
+        assert sorted({run.parameters[key] for run in bases}) == sorted(("m", other))
+
+
+def test_without_full_attention_a_base_is_required_and_the_runs_are_listed_one_a_line():
+    sets = ([made("a", [1, 0]), made("b, c", [0, 0])], [made("full", [1], model="a"), made("full", [1], model="b")])
+    for runs, names in zip(sets, (["a", "b, c"], ["full, model a", "full, model b"]), strict=True):
+        with pytest.raises(BadInput, match="--base is required") as problem:
+            compared(runs)
+        assert str(problem.value).splitlines()[1:] == [f"  {number}  {name}" for number, name in enumerate(names, 1)]
+    with pytest.raises(BadInput, match=r"no run is named 'b': the runs, by number and name, are\n  1  a\n  2  b, c$"):
+        compared(sets[0], base="b")
+
+
+def test_models_are_compared_with_the_first_named(folder, monkeypatch, loaded):
+    shutil.copytree(folder, other := folder.parent / "other", dirs_exist_ok=True)
+    record, answers = Trial("tiny", samples=1, passages=2, timed=1, max_new_tokens=2).run_each(loaded=loaded)
+    monkeypatch.setattr(Trial, "run_each", lambda self, *_: (replace(record, trial=self.settings()), answers))
+    found = json.loads(told("compare", other, folder, "--samples", "1", "--json"))
+    assert found["base"] == "other, full"
+
+
+def test_runs_are_named_by_their_method_and_by_what_differs_among_runs_of_it():
+    given = {"charged": None, "timed": 20, "prepare": "independent"}
+    runs = [made("full", [1], **given), made("block", [1], **given), made("block", [1], **given, ratio=0.3)]
+    runs.append(made("block", [1], **(given | {"charged": 0.15, "timed": 5, "ratio": 0.12})))
+    assert [run.name for run in reading.distinct(runs)] == ["full", "block", "block, ratio 0.3", "block, charged 0.15"]
+
+
+def test_a_headline_names_the_first_significant_loss_and_nothing_that_rounds_to_0():
+    def run(name, em, nll):
+        answers = [{"id": str(i), "expected": "e", "em": em, "nll": nll + i / 1e6} for i in range(9)]
+        made_run = made(name, [1] * 9)
+        return replace(made_run, answers=answers, scores={**made_run.scores, "em": em, "nll": nll})
+
+    tiny_loss = words(compared([run("full", 1.0, 0.0), run("block", 1.0, 0.0003)]))
+    assert "worse" not in tiny_loss and "exact match the same on all 9 questions" in tiny_loss
+    assert "likelihood of the gold answer 0.300 higher" in words(compared([run("full", 1, 0), run("block", 1, 0.3)]))
+    assert "exact match 100.0 points lower" in words(compared([run("full", 1, 0), run("block", 0, 9.0)]))
+    Console(file=(out := StringIO()), width=160).print(compared_page.overview(compared([FULL, REUSE])))
+    assert "the first with a significant loss" in out.getvalue()
+
+
+@pytest.mark.parametrize("em", [[1, 0, 0, 1], [0, 0, 0, 0], [0]])
+def test_no_interval_is_printed_of_fewer_than_six_differing_questions(em):
+    Console(file=(out := StringIO()), width=80).print(
+        compared_page.report(compared([made("full", [1] * len(em)), made("block", em)]))
+    )
+    assert f"{em.count(0)} of {len(em)} differ" in out.getvalue() and "points (" not in out.getvalue()
+    same = compared([made("full", em), made("block", em)]).differences
+    assert ends(same[0]) == f"none of {len(em)} differ{'s' * (len(em) == 1)}"
 
 
 def test_what_changed_is_told_and_the_base_is_chosen():
     other = replace(REUSE, versions={"torch": "3"})
     found = compared([FULL, other], base="2")
-    assert found.base.name == "reuse" and found.parameters == {"select": [None, "none"]}
+    assert found.base_name == "reuse" and found.parameters == {"mode": ["full", "block"], "select": [None, "none"]}
     assert found.versions == {"torch": ["2", "3"]}
     assert [row["ttft_p50_ratio"] for row in found.costs()] == [4, 1]
-    full = replace(FULL, parameters={**FULL.parameters, "mode": "full"})
-    assert compared([REUSE, full]).base.name == "full" and compared([FULL, full, full]).base.name == "full, mode None"
+    assert compared([REUSE, FULL]).base_name == "full"
+    again = compared([FULL, REUSE, FULL])
+    assert again.base_name == "full" and [run.name for run in again.others] == ["reuse", "full (2)"]
 
 
 def test_a_report_in_a_terminal_of_80_columns_breaks_no_heading_and_no_number():
@@ -188,7 +255,7 @@ def test_runs_of_other_questions_are_not_paired():
     ]
     assert compared(digits).differences[0].n == 6
     digits[1] = replace(digits[1], parameters={**digits[1].parameters, "seed": 1})
-    assert "other questions" in compared(digits).differences[0].why
+    assert "other questions" in compared(digits, base="1").differences[0].why
 
 
 def test_runs_of_one_name_are_told_apart_by_what_differs():
@@ -200,7 +267,6 @@ def test_runs_of_one_name_are_told_apart_by_what_differs():
     "call, problem",
     [
         (lambda: compared([FULL]), "1 run: at least two"),
-        (lambda: compared([FULL, REUSE], base="x"), "no run is named 'x': there are full, reuse"),
         (lambda: compared([FULL, REUSE], scores=["kl"]), "not every run has a score 'kl': they share em"),
         (lambda: reading.read_runs("nowhere.json"), "no run 'nowhere.json'"),
     ],
@@ -242,7 +308,6 @@ def test_records_are_compared_on_the_command_line(records, tmp_path):
     ("words", "problem"),
     [
         ([], "1 run: at least two"),
-        (["{record}", "--base", "x"], "no run is named 'x': there are tiny, full, tiny, block"),
         (["{record}", "--score", "x"], "not every run has a score 'x'"),
     ],
 )

@@ -562,6 +562,12 @@ def test_explain_counts_hits_and_gives_each_miss_its_reason(prepared, folder, tm
     model = tiny.checkpoint(tmp_path / "other", rms_norm_eps=1e-3)
     assert said(*asked, "--model", model)["reasons"] == {"other model": found["hits"]}
     assert "never seen" in said(*asked, "--seed", 5)["reasons"]
+    words = json.loads((model / "tokenizer.json").read_text())
+    first, second = list(words["model"]["vocab"])[5:7]
+    vocabulary = words["model"]["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (model / "tokenizer.json").write_text(json.dumps(words))
+    assert said(*asked, "--model", model, "--seed", 5)["reasons"].keys() == {"other model"}
     text = " ".join(run(*asked, "--prepare", "independent")[1].split())
     assert "blocks are there, for independent" in text and "other context before it: blocks before it: kept 1" in text
 
@@ -585,6 +591,8 @@ def test_stats_tells_what_there_is(prepared, tmp_path):
     found = said("store", "stats", prepared)
     assert found["blocks"] == len(FolderStore(prepared)) and not found["set_aside"]
     assert found["models"] == [found["kind"]["model"]] and found["dtypes"] == ["torch.float32"]
+    text = run("store", "stats", prepared)[1]
+    assert f"{found['kind']['model_name']} ({found['kind']['model'][:16]}…)" in text and "torch.float32" not in text
     (made,) = found["made"]
     assert made["device"] == "cpu" and made["torch"] == torch.__version__
     old = folder_with(tmp_path / "old", {key_for(1): kv_of(1)})

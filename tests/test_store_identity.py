@@ -57,6 +57,25 @@ def test_a_folder_that_does_not_name_its_tokenizer_is_read(tmp_path):
     assert FolderStore(tmp_path / "a", {"model": "m", "tokenizer": "t"}).kind["model"] == "m"
 
 
+def test_the_model_is_named_in_messages_and_its_name_is_never_compared(tmp_path, model):
+    named = {"model": "a" * 64, "model_name": "first", "dtype": "torch.float32"}
+    FolderStore(tmp_path / "a", named, new=True)
+    assert len(FolderStore(tmp_path / "a", named | {"model_name": "copy"})) == 0
+    both = refused("another model", FolderStore, tmp_path / "a", {**named, "model": "b" * 64, "model_name": "second"})
+    assert f"first ({'a' * 16}…), and not second ({'b' * 16}…)" in both
+    half = {**named, "model": "b" * 64, "dtype": "torch.bfloat16"}
+    assert "another dtype: float32, and not bfloat16" in refused("dtype", FolderStore, tmp_path / "a", half)
+    old = {name: value for name, value in named.items() if name != "model_name"}
+    FolderStore(tmp_path / "b", old, new=True)
+    assert "model_name" not in FolderStore(tmp_path / "b", named).kind
+    assert "aaaa…, and not second (" in refused(
+        "model", FolderStore, tmp_path / "b", named | {"model": "b" * 64, "model_name": "second"}
+    )
+    for path, name in (("/x/lab-full", "lab-full"), ("/h/models--o--n/snapshots/0a1b", "o/n"), ("", None)):
+        model.config.name_or_path = path
+        assert kind_of(model, prepare.from_spec("independent")).get("model_name") == name
+
+
 def test_another_tokenizer_is_another_kind(model):
     words = tiny.tokenizer()
     policy = prepare.from_spec("independent")

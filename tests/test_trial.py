@@ -1,17 +1,22 @@
 import json
+import pickle
 from dataclasses import asdict, replace
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 
 from tests import tiny
 from tests.refusals import refused
 from workbench import data, models
+from workbench.app.console.trial_report import beside_full
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.experiments.trials import record, trial_measures
 from workbench.experiments.trials.record import FIDELITY, LATER, Record, dumps
 from workbench.experiments.trials.trial import Trial, batches
+from workbench.methods import presets
 from workbench.methods.generation import Generation
 from workbench.methods.modes.full import Full
 from workbench.metrics import cost, fidelity
@@ -101,12 +106,40 @@ def test_batches_keep_the_order_and_both_limits():
     assert list(batches([1] * 5, most=3)) == [[0, 1, 2], [3, 4]]
 
 
+def test_a_field_of_mode_block_chooses_it_as_on_the_command_line(folder):
+    assert [Trial(str(folder), **given).mode for given in ({}, {"select": "none"})] == ["full", "full"]
+    for given in ({"select": "query_guided"}, {"positions": "naive"}, {"prepared": "x"}, {"store": "x"}):
+        assert Trial(str(folder), **given).mode == presets.options(None, given)["mode"] == "block"
+    refused("select 'query_guided' is for mode block", Trial, str(folder), mode="full", select="query_guided")
+    refused("select 'query_guided' is for mode block", replace, Trial(str(folder)), select="query_guided")
+    again = pickle.loads(pickle.dumps(Trial(str(folder), select="first_k")))
+    assert again == Trial(str(folder), select="first_k", mode="block") and "_without_mode" not in vars(again)
+
+
+def test_a_ratio_without_a_selector_is_refused(folder):
+    for given in ({"mode": "block", "ratio": 0.3}, {"ratio": 0.3}):
+        refused("as --select query_guided", Trial(str(folder), **given).run)
+    for method, mode in (("full", "block"), ("cacheblend", "full"), ("superposition", "block")):
+        refused(f"method {method} and mode {mode} contradict", presets.options, method, {"mode": mode})
+
+
+def test_a_trial_counts_the_blocks_that_its_store_had(folder, loaded, tmp_path):
+    asked = {"samples": 2, "passages": 2, "timed": 1, "max_new_tokens": 2, "store": str(tmp_path / "kept")}
+    first, second = (Trial(str(folder), **asked).run_each(loaded=loaded) for _ in range(2))
+    blocks = first[0].stored["encoded"]
+    assert first[0].stored == {"reused": 0, "encoded": blocks, "created": True} and blocks == 5
+    assert second[0].stored == {"reused": blocks, "encoded": 0, "created": False}
+    Console(file=(out := StringIO()), width=200).print(beside_full(*first), beside_full(*second))
+    assert f"; 0 of {blocks} blocks reused, {blocks} encoded" in out.getvalue() and "store: created " in out.getvalue()
+    assert f"store: {blocks} of {blocks} blocks reused, 0 encoded" in out.getvalue()
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"mode": "blok"}, "unknown mode 'blok': allowed are full, block"),
         ({"mode": "block", "positions": "moved"}, "unknown positions 'moved': allowed are re-encoded, naive"),
-        ({"positions": "naive"}, "positions 'naive' is for mode block"),
+        ({"mode": "full", "positions": "naive"}, "positions 'naive' is for mode block"),
         ({"samples": 0}, "samples is 0"),
         ({"samples": 2.5}, "samples is 2.5"),
         ({"samples": True}, "samples is True"),

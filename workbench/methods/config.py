@@ -16,7 +16,7 @@ from workbench.methods import correct as corrections
 from workbench.methods import prepare as preparations
 from workbench.methods import select as selectors
 from workbench.methods import sparse as sparse_methods
-from workbench.methods.method_fields import MethodFields, check_choices
+from workbench.methods.method_fields import REUSE, MethodFields, check_choices
 from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.sparse import Sparse
 
@@ -25,8 +25,17 @@ class _ByName(type):
     """Metaclass that lets a published method give the fields which are not named."""
 
     def __call__(cls, *values: Any, method: str | None = None, **fields: Any) -> Any:
-        """Build an instance; `method` is the name of a published method (`workbench.methods.presets`)."""
-        return super().__call__(*values, **(fields if method is None else presets.options(method, fields)))
+        """Build an instance; `method` is the name of a published method (`workbench.methods.presets`).
+
+        Without `method` and `mode`, a field of mode block that is not at its default chooses this mode.
+        """
+        if method is not None:
+            fields = presets.options(method, fields)
+        elif "mode" not in fields:
+            given = (name for name in (*REUSE, "store") if fields.get(name) is not None)
+            if any(fields[name] != getattr(cls, name) for name in given):
+                fields["mode"] = "block"
+        return super().__call__(*values, **fields)
 
     @property
     def __signature__(cls) -> Signature:

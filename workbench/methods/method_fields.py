@@ -59,6 +59,16 @@ def check_ratio(ratio: float | None) -> None:
         raise BadInput(f"ratio {ratio}: it is a share of the passage tokens, from 0 to 1")
 
 
+def check_ratio_used(given: Mapping[str, Any]) -> None:
+    """Raise BadInput for a ratio in mode block without a selector or a correction, which it would not change."""
+    chosen = [given.get(name, "none") for name in ("select", "correct")]
+    if given.get("mode") == "block" and given.get("ratio") is not None and chosen == ["none", "none"]:
+        raise BadInput(
+            f"ratio {given['ratio']} is the share that a selector recomputes, and none is chosen: add one, as --select "
+            "query_guided, or leave out the ratio"
+        )
+
+
 def check_engine(name: Any) -> None:
     """Raise BadInput for an unknown engine."""
     if name not in ENGINES:
@@ -83,7 +93,9 @@ class MethodFields:
     """
 
     mode: Annotated[
-        str, "full: ordinary prefill (default); block: passages cached separately and reused; superposition"
+        str,
+        "full: ordinary prefill (default); block: passages cached separately and reused (default with an option of "
+        "reuse, as --select or --store); superposition",
     ] = "full"
     positions: Annotated[
         str,

@@ -257,10 +257,12 @@ def unknown_method(method: Any, known: Iterable[str]) -> BadInput:
 def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of a trial: those of a published method, overridden by what was `given` (as command-line text).
 
-    Raises BadInput for an unknown method, and for a ratio that is neither a number nor "own".
+    Raises BadInput for an unknown method, for another mode than the method's, and for a ratio that is neither a number
+    nor "own".
     """
     if method is not None:
         check_name(method)
+        _check_mode(method, given.get("mode"))
     fields = {**(METHODS[method].fields if method else {}), **given}
     if isinstance(ratio := fields.get("ratio"), str):
         try:
@@ -270,6 +272,14 @@ def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     if fields.get("mode") is None and {*REUSE, "store"} & set(given):
         fields["mode"] = "block"
     return fields
+
+
+def _check_mode(method: str, mode: str | None) -> None:
+    own = METHODS[method].fields["mode"]
+    if mode is not None and registry.parse(mode)[0] != own:
+        raise BadInput(
+            f"method {method} and mode {mode} contradict each other (method {method} is mode {own}): leave out one"
+        )
 
 
 def tiles(name: str | None, arguments: str | None) -> str | None:

@@ -161,21 +161,27 @@ class Difference:
 
     @property
     def few(self) -> bool:
-        """Return whether the interval excludes 0 although too few questions differ (`too_few`)."""
-        return too_few(self.low, self.high, self.moved)
+        """Return whether too few questions differ for an interval (`too_few`)."""
+        return too_few(self.moved)
 
 
 FEWEST = 6  # minimum number of differing questions
 
 
-def too_few(low: float, high: float, moved: int) -> bool:
-    """Return whether an interval excludes 0 although fewer than FEWEST questions differ, which is no evidence yet.
+def too_few(moved: int) -> bool:
+    """Return whether fewer than FEWEST questions differ: a paired difference then has no interval (`count_differing`).
 
-    If every difference has the same sign, a bootstrap interval excludes 0 even with two differing questions. An exact
-    paired test does not: n differences of one sign have a two-sided p of 2 · 2⁻ⁿ in the sign test (Dixon and Mood 1946,
-    The statistical sign test), as in McNemar's and Wilcoxon's, which `ranks` uses. It is under 5% from n = 6 on.
+    A bootstrap resamples only these questions' differences, so that its interval excludes 0 even with two of one sign,
+    and has no width with one question. An exact paired test tells nothing from so few: n differences of one sign have a
+    two-sided p of 2 · 2⁻ⁿ in the sign test (Dixon and Mood 1946, The statistical sign test), as in McNemar's and
+    Wilcoxon's, which `ranks` uses. It is under 5% from n = 6 on.
     """
-    return moved < FEWEST and not low <= 0 <= high
+    return moved < FEWEST
+
+
+def count_differing(moved: int, n: int) -> str:
+    """Say how many questions differ, in place of an interval: "3 of 8 differ: too few"."""
+    return f"{moved:,} of {n:,} differ: too few" if moved else f"none of {n:,} differ{'s' if n == 1 else ''}"
 
 
 @dataclass(frozen=True)

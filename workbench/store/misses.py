@@ -117,4 +117,4 @@ def _short(name: str, value: str) -> str:
     if name in ("after", "over"):
         count, _, chain = value.partition(" ")
         return f"{count} ({chain[:8]})" if chain else "none"
-    return f"{value[:12]}…" if name == "model" and len(value) > 16 else value
+    return f"{value[:12]}…" if name == "model" and len(value) > 16 else value.removeprefix("torch.")

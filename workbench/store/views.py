@@ -66,6 +66,33 @@ class RecordingStore(_StoreWrapper):
         super().put(key, kv)
 
 
+class CountingStore(_StoreWrapper):
+    """Forwards all calls to `store`, and records which of the requested blocks it had, each once."""
+
+    def __init__(self, store: Any):
+        super().__init__(store)
+        self.reused: set[str] = set()
+        self.missed: set[str] = set()
+
+    def get(self, key: str) -> KV | None:
+        kv = super().get(key)
+        if kv is None:
+            self.missed.add(str(key))
+        elif key not in self.missed:  # else it was encoded and stored meanwhile
+            self.reused.add(str(key))
+        return kv
+
+    def repair(self, key: str, kv: KV) -> None:
+        """Let `store` replace the block if it does that."""
+        if repair := getattr(self.store, "repair", None):
+            repair(key, kv)
+
+    @property
+    def stats(self) -> Stats:
+        stats: Stats = getattr(self.store, "stats", Stats())
+        return stats
+
+
 class KeepingStore(_StoreWrapper):
     """Write-through wrapper of `store`, for use as `behind` of a `MemoryStore`: new blocks are stored here as well.
 

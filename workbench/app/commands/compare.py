@@ -39,7 +39,9 @@ def compare(
     *,
     base: Annotated[
         str | None,
-        typer.Option(help="Baseline run, by name or number. Default: the full-attention run"),
+        typer.Option(
+            help="Baseline run, by name or number. Default: each run's full-attention run; of models, the first"
+        ),
     ] = None,
     score: Annotated[
         list[str] | None, typer.Option(help="Scores to compare, e.g. em, f1, nll, kl. Default: all in common")
@@ -81,6 +83,8 @@ def compare(
     read |= {name: [planned_run(words[name], trial.settings())] for name, trial in trials.items()}
     if twice := [text for i, text in enumerate(run) if os.path.realpath(text) in map(os.path.realpath, run[:i])]:
         raise BadInput(f"{twice[0]!r} is named twice: each RUN is compared with the others")
+    if base is None and len(trials) == len(run) > 1:
+        base = "1"  # models only, all under one method
     check_asked(_named([each for text in run for each in read[text]]), base, score or ())
     for name, trial in trials.items():
         with progress(f"answering with {name}") as advance:

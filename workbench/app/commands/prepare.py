@@ -45,9 +45,12 @@ def prepare(
 
 
 def report(prepared: "Prepared") -> str:
-    """Return a summary in rich markup: passages, tokens, bytes, speed."""
-    speed = f", {prepared.passages_per_second:.1f} passages per second" if prepared.made else ""
-    passages = "1 passage" if prepared.passages == 1 else f"{prepared.passages} passages"
-    size = f"{passages}, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"
-    made = f"{prepared.made} made in {prepared.seconds:.1f} s{speed}; {prepared.passages - prepared.made} were there"
-    return f"[bold]{plain(prepared.folder)}[/]: {size}\n{plain(prepared.prepare)}\n[dim]{made}[/]"
+    """Return a summary in rich markup: what this run encoded and wrote, and what the store holds."""
+    speed = f" ({prepared.passages_per_second:.1f} passages per second)" if prepared.made else ""
+    passages = "1 passage" if prepared.passages == 1 else f"{prepared.passages:,} passages"
+    there = prepared.passages - prepared.made
+    run = f"{passages} of {prepared.tokens:,} tokens: {prepared.made:,} encoded in {prepared.seconds:.1f} s{speed}, "
+    run += f"{there:,} there already; {prepared.written / 1e6:.1f} MB written"
+    blocks = "1 block" if prepared.blocks == 1 else f"{prepared.blocks:,} blocks"
+    holds = f"the store holds {blocks}, {prepared.bytes / 1e6:.1f} MB, for {plain(prepared.prepare)}"
+    return f"[bold]{plain(prepared.folder)}[/]: {run}\n[dim]{holds}[/]"

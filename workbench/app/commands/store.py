@@ -5,7 +5,6 @@ Modules that import torch are imported by the command that needs them, not for `
 
 import json
 import os
-import re
 from dataclasses import asdict
 from importlib.util import find_spec
 from inspect import Parameter
@@ -225,14 +224,15 @@ def verified(found: "Scrub") -> str:
 
 def contents_table(found: dict[str, Any]) -> Table:
     """Return a store's contents, one fact per row."""
+    from workbench.store.files.manifest import MADE, MODEL_NAME, describe
+
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("folder", plain(str(found["folder"])))
     for name in ("blocks", "files", "tokens", "bytes"):
         if found[name] is not None:  # tokens of a remote store are not counted
             table.add_row(name, f"{found[name]:,}")
-    for name, value in ((name, value) for name, value in found["kind"].items() if name != "made"):
-        text = str(value)
-        table.add_row(name, plain(f"{text[:16]}…" if re.fullmatch(r"[0-9a-f]{40,}", text) else text))
+    for name in (name for name in found["kind"] if name not in (MADE, MODEL_NAME)):
+        table.add_row(name, plain(describe(name, found["kind"])))
     for each in found["made"]:
         table.add_row("made with", plain(", ".join(f"{name} {value}" for name, value in each.items())))
     for each in found["set_aside"]:

@@ -12,7 +12,7 @@ from workbench.core.utils.files import check_folder
 from workbench.data.sources.hub import HUB
 from workbench.experiments.trials.trial_fields import TrialFields, check_fields, check_sizes
 from workbench.methods import own
-from workbench.methods.method_fields import MethodFields
+from workbench.methods.method_fields import MethodFields, check_ratio_used
 from workbench.methods.presets import METHODS, options, tiles
 
 METHOD = "Method"  # panel of `--help`
@@ -49,7 +49,7 @@ def trial(
     ] = None,
     details: Annotated[
         bool,
-        typer.Option("--details", help="Show scores by kind, fidelity and all costs", rich_help_panel=OUTPUT),
+        typer.Option("--details", help="Add scores by kind, fidelity and all costs", rich_help_panel=OUTPUT),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[
@@ -65,6 +65,8 @@ def trial(
     given["sparse"] = tiles(given["sparse"], sparse_args)
     asked = options(method, {name: value for name, value in given.items() if value is not None})
     check_fields(asked)
+    if given["ratio"] is not None:
+        check_ratio_used(asked)
     check_sizes(asked)
     data = given["data"] if given["data"].startswith(HUB) else Path(given["data"]).name
     with progress(f"{Path(given['model']).name} on {data}") as advance:
@@ -83,4 +85,4 @@ def trial(
         from workbench.experiments.trials import rows  # pandas: only for `--out`
 
         rows.write(out, Case(planned).key, result, answers, method or "")
-    show(as_json, record.dumps(result), report(result) if details else beside_full(result, answers))
+    show(as_json, record.dumps(result), report(result, answers) if details else beside_full(result, answers))

@@ -97,11 +97,14 @@ def _cut(text: str, width: int) -> str:
 def with_interval(row: Mapping[str, Any], score: str) -> str:
     """Return a score with its 95% interval, among rich's markup; `row` has {score, score_low, score_high}.
 
-    A score that was not measured, or that no question has, is a dash.
+    A score that was not measured, or that no question has, is a dash; that of one question has no interval.
     """
     measure, (value, low, high) = MEASURES[score], (row[score + end] for end in ("", "_low", "_high"))
     known = value is not None and value == value  # not nan, of a table
-    return f"{measure.format_value(value)} [dim]{measure.ends(low, high)}[/]" if known else "[dim]–[/]"
+    if not known:
+        return "[dim]–[/]"
+    alone = row.get("n" if score in ("em", "f1", "contains") else "compared") == 1
+    return measure.format_value(value) + ("" if alone else f" [dim]{measure.ends(low, high)}[/]")
 
 
 def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) -> None:

@@ -18,7 +18,7 @@ from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
 from workbench.metrics.measures import MEASURES
-from workbench.metrics.paired import difference
+from workbench.metrics.paired import count_differing, difference, too_few
 
 RECEIPTS = 5  # that are shown
 
@@ -39,6 +39,11 @@ def beside_full(result: Record, answers: Records) -> Group:
 
     `answers` has one row per question, as `Trial.run_each` returns.
     """
+    return Group(_short(result, answers), _next_line(result))
+
+
+def _short(result: Record, answers: Records) -> Group:
+    """Return the table of a trial compared with full attention, and what its numbers mean."""
     table = Table(box=None, pad_edge=False)
     compared = (result.compared is not None and result.trial["mode"] != "full") or bool(result.ttft_full_s)
     for name in ("", "method", *(("full", "difference (95%)") if compared else ("95%",))):
@@ -48,7 +53,7 @@ def beside_full(result: Record, answers: Records) -> Group:
             table.add_row(MEASURES[name].label, *(_paired(answers, name) if compared else _alone(result, name)))
     if compared and result.kl is not None:
         kl = MEASURES["kl"]
-        table.add_row(kl.label, kl.format_value(result.kl), "0", kl.ends(result.kl_low or 0, result.kl_high or 0))
+        table.add_row(kl.label, kl.format_value(result.kl), "0", _kl_ends(result, answers))
     ms, full = result.ttft_s, result.ttft_full_s
     times = [f"{ms.p50 * 1e3:.1f}"]
     if compared and full:
@@ -63,14 +68,22 @@ def beside_full(result: Record, answers: Records) -> Group:
         table.add_row(*_kept(kept, 0), *beside)
     asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
     head = f"[bold]{_head(result)}[/], {asked}"
-    notes = [
-        f"[yellow]{plain(note)}[/]"
-        for note in (not_noted(result.note), _unknown_text(result), _idle(result.trial))
-        if note
-    ]
-    return Group(
-        head, *notes, table, f"[dim]{_meaning(result, answers, compared)}[/]", f"[dim]{copied(plain(_next(result)))}[/]"
-    )
+    notes = [f"[yellow]{plain(note)}[/]" for note in (not_noted(result.note), _unknown_text(result)) if note]
+    return Group(head, *notes, table, *_stored(result), f"[dim]{_meaning(result, answers, compared)}[/]")
+
+
+def _stored(result: Record) -> list[str]:
+    """Return a line on the blocks of a given store; none without one."""
+    if (blocks := result.stored) is None:
+        return []
+    created = f"created {result.trial.get('store')}; " if blocks["created"] else ""
+    asked = blocks["reused"] + blocks["encoded"]
+    return [plain(f"store: {created}{blocks['reused']:,} of {asked:,} blocks reused, {blocks['encoded']:,} encoded")]
+
+
+def _next_line(result: Record, detailed: bool = False) -> str:
+    details = "All numbers: --details. "
+    return f"[dim]{copied(plain(_next(result).removeprefix(details if detailed else '')))}[/]"
 
 
 def _kept(sparsity: Mapping[str, Any], digits: int) -> tuple[str, str]:
@@ -110,7 +123,7 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
         return "–", "–", ""
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap, measure = difference(ours, full), MEASURES[score]
-    ends = f"{gap.moved} of {gap.n} differ: too few" if gap.few else measure.ends(gap.low, gap.high, gap=True)
+    ends = count_differing(gap.moved, gap.n) if gap.few else measure.ends(gap.low, gap.high, gap=True)
     return (
         measure.format_value(fmean(ours)),
         measure.format_value(fmean(full)),
@@ -118,9 +131,17 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     )
 
 
+def _kl_ends(result: Record, answers: Records) -> str:
+    """Return the interval of the KL, which is a difference from full attention's 0."""
+    known = [row["kl"] for row in answers if row.get("kl") is not None]
+    if too_few(moved := sum(value != 0 for value in known)):
+        return count_differing(moved, len(known))
+    return MEASURES["kl"].ends(result.kl_low or 0, result.kl_high or 0)
+
+
 def _alone(result: Record, score: str) -> tuple[str, str]:
     value, low, high = (getattr(result, name) for name in (score, f"{score}_low", f"{score}_high"))
-    return MEASURES[score].format_value(value), MEASURES[score].ends(low, high)
+    return MEASURES[score].format_value(value), "one question" if result.n == 1 else MEASURES[score].ends(low, high)
 
 
 def _meaning(result: Record, answers: Records, compared: bool) -> str:
@@ -150,14 +171,6 @@ def unknown_text(model: str, source: str) -> str:
     return f"{model} was trained only on the synthetic corpus `lab`: for other text, use --model {READER}."
 
 
-def _idle(trial: Mapping[str, Any]) -> str:
-    """Return a note if a given ratio has no effect."""
-    chosen = trial["ratio"] not in (None, MethodFields.ratio) and trial["mode"] == "block"
-    if not chosen or trial["select"] != "none" or trial["correct"] != "none":
-        return ""
-    return f"ratio {trial['ratio']:g} has no effect without --select, which chooses what to recompute."
-
-
 def _next(result: Record) -> str:
     """Return the next command to try on the same questions."""
     asked = {name: result.trial[name] for name in ("data", "samples", "seed", "passages")}
@@ -171,16 +184,16 @@ def _next(result: Record) -> str:
     return f"All numbers: --details. Next: workbench leaderboard {about} --out runs/leaderboard"
 
 
-def report(result: Record) -> Group:
-    """Return scores, fidelity, costs and receipts of a trial."""
-    head = f"[bold]{_head(result)}[/]"
+def report(result: Record, answers: Records) -> Group:
+    """Return the table of `beside_full`, scores by kind, fidelity, costs and receipts; the next command is last."""
     engine = f"\nengine {plain(result.engine)}" if result.engine else ""
     foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s{engine}[/]"
-    for note in filter(None, (not_noted(result.note), _unknown_text(result), _idle(result.trial))):
-        head += f"\n[bold yellow]{plain(note)}[/]"
+    scored = (_scores(result), "") if result.n else ()
     fidelity = (_fidelity(result), "") if result.compared is not None else ()
     receipts = (_receipts(result), "") if result.receipts is not None else ()
-    return Group(head, "", _scores(result), "", *fidelity, _costs(result), "", *receipts, foot)
+    return Group(
+        _short(result, answers), "", *scored, *fidelity, _costs(result), "", *receipts, foot, _next_line(result, True)
+    )
 
 
 def _receipts(result: Record) -> Table:
@@ -216,16 +229,17 @@ def _fidelity(result: Record) -> Table:
     for name, scores in known:
         table.add_column(f"{name}, n = {scores['compared']}", justify="right", no_wrap=True)
     for score, words in FIDELITY.items():
-        table.add_row(words, *(with_interval(scores, score) for _, scores in known))
+        if any(scores[score] is not None for _, scores in known):
+            table.add_row(words, *(with_interval(scores, score) for _, scores in known))
     return table
 
 
 def _costs(result: Record) -> Table:
     t = result.ttft_s
     table = Table(box=None, pad_edge=False, show_header=False)
-    ends = latency.spread_ends(vars(t))
+    ends = latency.spread_ends(vars(t)) if t.n > 1 else None
     around = f"{latency.spread_words(t.n)}: {ends[0] * 1e3:.1f} to {ends[1] * 1e3:.1f} ms, " if ends else ""
-    spread = f"[dim]{around}{t.n} requests one at a time[/]"
+    spread = f"[dim]{around}{t.n} request{'s one at a time' * (t.n > 1)}[/]"
     table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", f"[dim]of {result.prompt_tokens:.0f} a prompt[/]")
     if result.rows_charged is not None:

@@ -7,6 +7,7 @@ from workbench.experiments.leaderboard.board import Board
 from workbench.experiments.leaderboard.standings import Standing
 from workbench.experiments.leaderboard.timed_apart import SAME
 from workbench.metrics.measures import MEASURES
+from workbench.metrics.paired import count_differing, too_few
 
 COSTS = ("charged", "ttft", "storage", "preprocess")  # columns that apply to every method
 
@@ -64,10 +65,16 @@ def costs(board: Board) -> list[str]:
 
 
 def ends(entry: Standing, name: str, of: str = "scores") -> str:
-    """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" if unknown."""
+    """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" if unknown.
+
+    The mean of one question has none, and a difference of too few questions has their count in its place.
+    """
     known: dict[str, tuple[float, float, float]] = getattr(entry, of)
-    if name not in known:
+    moved, n = entry.moved.get(name, (entry.n, entry.n))
+    if name not in known or (of == "scores" and entry.n == 1):
         return ""
+    if of == "gaps" and entry.fields.get("mode") != "full" and too_few(moved):
+        return count_differing(moved, n)
     return MEASURES[name].ends(*known[name][1:], gap=of == "gaps")
 
 

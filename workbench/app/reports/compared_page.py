@@ -13,7 +13,14 @@ from workbench.experiments.trials.run_differences import COSTS, RunComparison
 from workbench.experiments.trials.runs import Run
 from workbench.metrics import latency
 from workbench.plots.marks.pages import inert, render
-from workbench.plots.reports.run_differences import difference_rows, differences, ends, measure_of, run_sentences
+from workbench.plots.reports.run_differences import (
+    RULE,
+    difference_rows,
+    differences,
+    ends,
+    measure_of,
+    run_sentences,
+)
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")
 LONGEST, SHORT = 60, 15  # characters of a question or answer on a page; of an answer in the terminal
@@ -26,13 +33,12 @@ Table = tuple[str, Sequence[str], list[Sequence[str]]]
 def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
     """Yield the tables of a comparison: title, head and rows of texts; `brief`: questions in full."""
     names = [run.name for run in found.runs]
-    yield f"Differences from {found.base.name}", DIFFERENCES, [*difference_rows(found)]
+    yield f"Differences from {found.base_name}", DIFFERENCES, [*difference_rows(found)]
     costs = [(row["run"], *_cost(row, name)) for row in found.costs() for name in COSTS if row[name] is not None]
     if costs:
         yield "Costs of a request", COST, [*costs]
     if differing := found.answers():
-        others = [run.name for run in found.runs if run is not found.base]
-        head = ("question", "expected", found.base.name, *others)
+        head = ("question", "expected", found.base_name, *(run.name for run in found.others))
         longest = LONGEST * 4 if brief else LONGEST  # the terminal wraps them
         yield "Answers that differ", head, [[_cut(text, longest) for text in row] for row in differing]
     for title, what in (("Parameters that differ", found.parameters), ("Versions that differ", found.versions)):
@@ -52,13 +58,13 @@ def markdown(found: RunComparison) -> str:
             continue
         lines = [head, ["---"] * len(head), *rows]
         parts.append("\n".join(f"| {' | '.join(_md(cell) for cell in line)} |" for line in lines))
-    parts.append(_md(_sources(found)))
+    parts.append(_md(f"{_rule()} {_sources(found)}"))
     return "\n\n".join(parts) + "\n"
 
 
 def page(found: RunComparison) -> str:
     """Return the comparison as one self-contained HTML page that follows the reader's theme."""
-    texts = {"said": run_sentences(found), "tables": list(tables(found)), "sources": _sources(found)}
+    texts = {"said": run_sentences(found), "tables": list(tables(found)), "sources": f"{_rule()} {_sources(found)}"}
     figure = inert(json.loads(differences(found, titled=False).to_json()))
     return render("compared", title="Comparison of runs", figure=figure, **texts)
 
@@ -103,6 +109,10 @@ def _md(text: str) -> str:
     return " ".join(text.split())
 
 
+def _rule() -> str:
+    return f"The first sentences name {RULE}."
+
+
 def _sources(found: RunComparison) -> str:
     return "Read from " + ", ".join(dict.fromkeys(run.source for run in found.runs if run.source)) + "."
 
@@ -113,7 +123,7 @@ CHEAP = {"rows_computed": ("tokens", 1, ",.0f"), "ttft_p50": ("TTFT, ms", 1e3, "
 
 def overview(found: RunComparison, width: int = WIDTH) -> Group:
     """Return the finding and one table: as many scores and costs of every run as fit `width` characters."""
-    runs = [found.base, *(run for run in found.runs if run is not found.base)]
+    runs = [run for base in found.bases for run in (base, *(r for r in found.others if found.base_of[r.name] is base))]
     short = labels([run.name for run in runs])
     table = rich_table.Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -122,11 +132,12 @@ def overview(found: RunComparison, width: int = WIDTH) -> Group:
         table.add_column(name, justify="right", no_wrap=True)
     for at, run in enumerate(runs):
         table.add_row(plain(short[run.name]), *(cells[at][0] for cells in columns.values()))
-        if at:
+        if run in found.others:
             table.add_row("", *(cells[at][1] for cells in columns.values()), style="dim")
     asked = ", ".join(dict.fromkeys(f"{each.n:,}" for each in found.differences if each.n))
-    below = f"below a score: 95% interval of its difference from {found.base.name} (of percentages: points)"
+    below = f"below a score: 95% interval of its difference from {found.base_name} (of percentages: points)"
     lines = [
+        f"headlines: {RULE}",
         f"{below}{asked and f'; n = {asked}'}",
         f"settings that differ: {', '.join(found.parameters) or 'none'}",
         f"versions that differ: {', '.join(found.versions) or 'none'}",
@@ -140,14 +151,15 @@ Cells = list[tuple[str, str]]  # per run: a value, and the line below it
 
 
 def _scores(found: RunComparison, runs: Sequence[Run]) -> dict[str, Cells]:
-    """Return the scores by their short names, with the intervals of the differences from the first run."""
+    """Return the scores by their short names, with the intervals of the differences from the base."""
     told = {(each.score, each.run): each for each in found.differences}
     columns = {}
     for score in dict.fromkeys(each.score for each in found.differences):
-        measure, cells = measure_of(score), [(measure_of(score).format_value(found.base.scores[score]), "")]
-        for run in runs[1:]:
-            each = told.get((score, run.name))
-            cells.append((measure.format_value(each.one), ends(each).partition(":")[0]) if each else ("–", ""))
+        measure, cells = measure_of(score), []
+        for run in runs:
+            each, is_base = told.get((score, run.name)), found.base_of[run.name] is run
+            value = each.one if each else run.scores[score] if is_base else None
+            cells.append((measure.format_value(value), ends(each).partition(":")[0] if each else ""))
         columns[measure.short] = cells
     return columns
 

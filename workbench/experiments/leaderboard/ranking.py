@@ -19,7 +19,6 @@ from workbench.experiments.leaderboard.standings import (
     ANSWERED,
     ASKED,
     TRIAL,
-    Ends,
     Entry,
     Scores,
     Standing,
@@ -121,7 +120,7 @@ def _board(
     names = _names([e for e, _ in chosen])
     front = _front([e.charged for e, _ in chosen], table.mean(0).tolist(), HIGHER[measure])
     listed = [*(chosen[at] for at in order), *over, *([] if full is None else [full])]
-    made = [_whole(one, measure, *ends) for one, ends in zip(listed, _ends(listed, full, means), strict=True)]
+    made = [_whole(one, measure, ends) for one, ends in zip(listed, _ends(listed, full, means), strict=True)]
     for place, at in enumerate(order):
         made[place] = replace(
             made[place], method=names[at], rank=place + 1, average_rank=ranked.average[at], front=at in front
@@ -203,8 +202,8 @@ def _names(entries: Sequence[Standing]) -> list[str]:
     return [f"{name} ({said[:at].count(name) + 1})" if said.count(name) > 1 else name for at, name in enumerate(said)]
 
 
-def _ends(listed: Sequence[Entry], full: Entry | None, means: bool) -> list[tuple[dict[str, Ends], dict[str, Ends]]]:
-    """Return every method's scores and differences from full attention, by measure; or `means` only."""
+def _ends(listed: Sequence[Entry], full: Entry | None, means: bool) -> list[dict[str, dict[str, Any]]]:
+    """Return the fields `scores`, `gaps` and `moved` of every method, by measure; `means`: without intervals."""
     samples: dict[tuple[int, bool, str], np.ndarray] = {}  # key: (method, whether a difference, measure)
     questions = 1 + max(rows["question"].max() for _, rows in listed)
     for name in HIGHER:
@@ -217,19 +216,24 @@ def _ends(listed: Sequence[Entry], full: Entry | None, means: bool) -> list[tupl
     resampled = [key for key in samples if not means and (key[1] or key[2] not in RIGHT)]
     ends = dict(zip(resampled, bootstraps([samples[key] for key in resampled]), strict=True))
     ends |= dict.fromkeys(samples if means else (), (math.nan, math.nan))
-    found: list[tuple[dict[str, Ends], dict[str, Ends]]] = [({}, {}) for _ in listed]
+    found: list[dict[str, dict[str, Any]]] = [{"scores": {}, "gaps": {}, "moved": {}} for _ in listed]
     for key, values in samples.items():
         at, gap, name = key
-        found[at][gap][name] = float(values.mean()), *(ends.get(key) or wilson(values.sum(), len(values)))
+        one = float(values.mean()), *(ends.get(key) or wilson(values.sum(), len(values)))
+        found[at]["gaps" if gap else "scores"][name] = one
+        if gap:
+            found[at]["moved"][name] = int(np.count_nonzero(values)), len(values)
     return found
 
 
-def _whole(one: Entry, by: str, scores: dict[str, Ends], gaps: dict[str, Ends]) -> Standing:
-    """Return the entry with scores, differences from full attention, and scores by kind of question."""
+def _whole(one: Entry, by: str, ends: dict[str, dict[str, Any]]) -> Standing:
+    """Return the entry with the fields of `_ends`, and scores by kind of question."""
     entry, rows = one
     of_kind = {str(kind): rows[by][(rows["kind"] == kind) & _known(rows[by])] for kind in sorted(set(rows["kind"]))}
     kinds = {kind: float(of.mean()) if len(of) else math.nan for kind, of in of_kind.items() if kind}
-    return replace(entry, scores=scores, gaps=gaps, kinds=kinds if len(kinds) > 1 else {})
+    return replace(
+        entry, scores=ends["scores"], gaps=ends["gaps"], moved=ends["moved"], kinds=kinds if len(kinds) > 1 else {}
+    )
 
 
 def _front(charged: Sequence[float | None], quality: Sequence[float], higher: bool) -> set[int]:

@@ -28,6 +28,7 @@ class Standing:
     average_rank   mean rank over the questions
     scores         {measure: (mean, low, high)} with 95% intervals over questions
     gaps           {measure: (mean, low, high)} of the paired difference from full attention
+    moved          {measure: (how many questions differ from full attention, of how many)}
     kinds          {kind of question: mean of the measure that ranks}
     charged        share of the prompt's tokens that a request computes, selection included; None: unknown
     ttft_ms        median time to first token on this device
@@ -44,6 +45,7 @@ class Standing:
     average_rank: float | None = None
     scores: dict[str, Ends] = field(default_factory=dict)
     gaps: dict[str, Ends] = field(default_factory=dict)
+    moved: dict[str, tuple[int, int]] = field(default_factory=dict)
     kinds: dict[str, float] = field(default_factory=dict)
     charged: float | None = None
     ttft_ms: float | None = None

@@ -27,6 +27,7 @@ LATER = (
     "preprocess_ms",
     "answered",
     "misses",
+    "stored",
     "receipts",
     "engine",
     "ttft_full_s",
@@ -61,6 +62,9 @@ class Record(Quality):
     preprocess_ms: float | None = None  #: ms per token of passages missing in the store; None if none was missing
     answered: dict[str, Any] | None = None  #: fidelity over the questions that full attention answers correctly
     misses: dict[str, int] | None = None  #: of the store, by reason (`store.misses.Miss`); None without a store
+    stored: dict[str, Any] | None = (
+        None  #: of the folder or URL of blocks: {reused, encoded, created}, blocks once each
+    )
     receipts: list[dict[str, Any]] | None = None  #: {id, at, receipt} per request (`methods.request_report`)
     engine: str | None = None  #: the engine, and why it was chosen; None in records of earlier versions, and on a CPU
     ttft_full_s: Quantiles | None = None  #: full attention's time to first token, on the first of these prompts

@@ -66,20 +66,28 @@ def read_runs(place: str | Path) -> list[Run]:
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with names that tell them apart: the method in words, and the parameters that differ."""
-    differing = differing_values([run.parameters for run in runs])
+    """Return the runs with names that tell them apart: the method, and what differs among runs of one method."""
     named = []
-    for number, run in enumerate(runs):
-        words = [run.name]
-        if sum(other.name == run.name for other in runs) > 1:
-            words += [f"{key} {_short(values[number])}" for key, values in differing.items() if key not in ("ratio",)]
-        named.append(replace(run, name=", ".join(words)))
+    for run in runs:
+        alike = [other.parameters for other in runs if other.name == run.name]
+        named.append(replace(run, name=", ".join([run.name, *_telling(run.parameters, alike)])))
     counts: dict[str, int] = {}
     for at, run in enumerate(named):
         counts[run.name] = counts.get(run.name, 0) + 1
         if counts[run.name] > 1:
             named[at] = replace(run, name=f"{run.name} ({counts[run.name]})")
     return named
+
+
+UNTOLD = frozenset(("timed", "batch", "store_gib", "fidelity", "receipt", "note"))  # change neither answers nor costs
+
+
+def _telling(parameters: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the values that tell a run from those of the same method; a budget stands for the ratio that it sets."""
+    differing = [key for key in differing_values(alike) if key not in UNTOLD and parameters.get(key) is not None]
+    if "charged" in differing:
+        differing = [key for key in differing if key != "ratio"]
+    return [f"{key} {_short(parameters[key])}" for key in differing]
 
 
 def differing_values(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -39,7 +39,7 @@ from workbench.methods.answered import Generation
 from workbench.methods.config import MethodConfig
 from workbench.methods.engines import choose_engine, default_pool_tokens
 from workbench.methods.method import SamplingParams
-from workbench.methods.method_fields import check_engine
+from workbench.methods.method_fields import check_engine, check_ratio_used
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.preprocessing.precompute import kind_of
@@ -53,8 +53,8 @@ from workbench.metrics.tiles.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
 from workbench.models.model_names import check_length
 from workbench.store import MemoryStore, Store
-from workbench.store.urls import opened
-from workbench.store.views import KeepingStore
+from workbench.store.urls import is_begun, opened, place_of
+from workbench.store.views import CountingStore, KeepingStore
 
 BATCH_TOKENS = 16384  # maximum number of prompt tokens per batch, whatever `batch` is, or half of a pool on a GPU
 # Fields missing in records of earlier versions.
@@ -99,9 +99,11 @@ class Trial(TrialFields, MethodConfig):
         """Answer all questions, measure, and score.
 
         `loaded` is the model if it is in memory already (`models.load`). `progress` is called after each batch; without
-        it, interactive sessions show a bar. Raises BadInput, before any work, for unknown names, invalid files and a
-        prompt over the model's context.
+        it, interactive sessions show a bar. Raises BadInput, before any work, for unknown names, invalid files, a ratio
+        without a selector, and a prompt over the model's context.
         """
+        if self.ratio != Trial.ratio:  # a sweep may still choose a selector
+            check_ratio_used(vars(self))
         with progress_shown(self.model, progress) as tell:
             return self.run_each(tell, loaded)[0]
 
@@ -128,6 +130,7 @@ class Trial(TrialFields, MethodConfig):
             method = budget.fit_to_budget(model, method, prompts, self.charged)
         fewer = preparations.few_neighbours_note(getattr(method, "prepare", None), loaded.spec.context, prompts)
         engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
+        created = self.store is not None and store is None and not is_begun(place_of(self.store))
         if store is None:  # not `or`: an empty store is falsy
             store = self._opened(method, loaded)
         before = store.stats
@@ -136,6 +139,7 @@ class Trial(TrialFields, MethodConfig):
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         lookups = store.stats.since(before)
+        stored = _blocks_reused(store, created)
         jobs = first_tokens(model, prompts[: self.timed], method, self.engine, store)
         cold = model.device.type != "cpu" or seconds <= WARM  # a CPU is warm from answering these prompts
         ttft = measure(jobs, model.device, WARM_UP if cold else 0)
@@ -164,6 +168,7 @@ class Trial(TrialFields, MethodConfig):
             sparsity=sparsity,
             faithfulness=self._judged(samples, texts),
             note=" ".join(filter(None, (models.note_of(self.model), fewer, in_full_note, self._unused(sparsity, few)))),
+            stored=stored,
             receipts=receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
@@ -174,7 +179,7 @@ class Trial(TrialFields, MethodConfig):
         backing: Store | None = None
         if isinstance(method, Reuse) and (place := self.store or self.prepared):
             backing = opened(place, kind_of(loaded.model, method.prepare, loaded.tokenizer), new=bool(self.store))
-            backing = KeepingStore(backing) if self.store else backing
+            backing = CountingStore(KeepingStore(backing) if self.store else backing)
         return MemoryStore(int(self.store_gib * 2**30), behind=backing)
 
     def _sparsity(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> dict[str, Any] | None:
@@ -269,6 +274,14 @@ class Trial(TrialFields, MethodConfig):
             del answered  # frees its pages before the next batch
             tell()
         return generations
+
+
+def _blocks_reused(store: MemoryStore, created: bool) -> dict[str, Any] | None:
+    """Return how many blocks the store behind had and how many were encoded; None without one."""
+    behind = store.behind
+    if not isinstance(behind, CountingStore):
+        return None
+    return {"reused": len(behind.reused), "encoded": len(behind.missed), "created": created}
 
 
 def _spec(name: str, policy: Any) -> str:

@@ -38,7 +38,7 @@ from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.store import FolderStore, MemoryStore, fingerprint
 from workbench.store.files.block_file import SUFFIX
-from workbench.store.files.manifest import CHECKSUM, SUCCESS, TOKENIZER, checksum, files_of
+from workbench.store.files.manifest import CHECKSUM, MODEL_NAME, SUCCESS, TOKENIZER, checksum, files_of
 from workbench.store.keys import vocabulary
 from workbench.store.misses import identity_of
 from workbench.store.remote import RemoteStore, file_system
@@ -183,10 +183,12 @@ class Prepared:
     passages: int
     made: int  #: passages encoded in this run; the others existed
     tokens: int
-    bytes: int
+    bytes: int  #: of the whole store
     seconds: float
     passages_per_second: float
     workers: int
+    blocks: int = 0  #: of the whole store
+    written: int = 0  #: bytes by which this run made it larger
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,10 @@ class Preparation(PreparationFields):
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
         """Preprocess missing passages; `loaded` is the model, if it is already in memory."""
         samples = data.corpus(self.data, self.samples, self.seed, self.passages)
+        drawn = {"samples": self.samples, "passages": self.passages, "seed": self.seed or None}
+        given = next((name for name, value in drawn.items() if value is not None), None)
+        if given and not data.is_generated(self.data):
+            raise BadInput(f"{given} {drawn[given]} is for generated data, as lab: all of {self.data} is encoded")
         if not any(passage.text.strip() for sample in samples for passage in sample.ctxs):
             raise BadInput(f"{self.data} holds no text")
         loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
@@ -226,7 +232,7 @@ class Preparation(PreparationFields):
         if is_begun(self.out):
             opened(self.out, kind_of(model, policy, tokenizer))  # raises for a store of a different kind
         stages = self._stages(policy, corpus)
-        kept = self._kept()
+        kept, size = self._kept(), opened(self.out).bytes if is_begun(self.out) else 0
         made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
         say_stage("encoding passages")
         before = len(corpus) - len(stages[-1].passages) if stages else len(corpus)
@@ -247,7 +253,7 @@ class Preparation(PreparationFields):
                     if progress:
                         progress(done, total)
                 seconds += end - begin
-        return self._finish(policy, corpus, made, seconds, kept)
+        return self._finish(policy, corpus, made, seconds, kept, size)
 
     def _kept(self) -> set[str]:
         """Return the files of earlier runs. Raises BadInput if a file is missing that this run would not recreate."""
@@ -285,12 +291,16 @@ class Preparation(PreparationFields):
         with in_workers(self.workers, self.cluster, given) as make:
             yield make
 
-    def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float, kept: set[str]) -> Prepared:
+    def _finish(
+        self, policy: Prepare, corpus: Corpus, made: int, seconds: float, kept: set[str], before_bytes: int
+    ) -> Prepared:
         """Write the record of this run, and the list of all files, including those `kept` from earlier runs."""
         forget(self.out, UNPREPARED)
-        tokens, size = sum(map(len, corpus.blocks)), opened(self.out).bytes
+        store = opened(self.out)
+        tokens, size = sum(map(len, corpus.blocks)), store.bytes
         speed = made / seconds if made else 0.0
-        counts = (len(corpus), made, tokens, size, seconds, speed, self.workers)
+        written = max(0, size - before_bytes)
+        counts = (len(corpus), made, tokens, size, seconds, speed, self.workers, len(store), written)
         prepared = Prepared(str(self.out), registry.spec_of(policy), *counts)
         try:
             before = [each for each in asked_before(self.out) if each["data"] != self.data]
@@ -325,6 +335,8 @@ def repeat_earlier_runs(place: Where, progress: Progress | None = None) -> list[
     """Repeat the earlier runs of a place, to restore missing passages. Raises BadInput as `asked_before` does."""
     known = {field.name for field in fields(Preparation)}
     runs = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]
+    drawn = {"samples": None, "passages": None, "seed": 0}  # had no effect on other data in earlier versions
+    runs = [each if data.is_generated(each["data"]) else each | drawn for each in runs]
     return [Preparation(**each | {"out": place, "cluster": None}).run(progress) for each in runs]
 
 
@@ -332,9 +344,19 @@ def kind_of(model: PreTrainedModel, policy: Prepare, tokenizer: Any = None) -> d
     """Return the properties that all blocks of a store share, for `FolderStore(folder, kind_of(model, policy))`."""
     corpus = getattr(policy, "corpus", None)
     words = {} if tokenizer is None else {TOKENIZER: vocabulary(tokenizer)}
+    called = {MODEL_NAME: name} if (name := _name_of(model)) else {}
     return words | {
         "model": fingerprint(model),
+        **called,
         "dtype": str(model.dtype),
         "preparation": registry.spec_of(policy),
         "corpus": corpus.key if corpus is not None else "any",
     }
+
+
+def _name_of(model: PreTrainedModel) -> str:
+    """Return the name of a model's folder, or owner/name in the Hugging Face cache; "" if it was not loaded."""
+    path = Path(model.config.name_or_path or "")
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name

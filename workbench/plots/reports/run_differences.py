@@ -10,14 +10,15 @@ from plotly.subplots import make_subplots
 from workbench.experiments.trials.run_differences import COSTS, RunComparison, RunDifference
 from workbench.metrics import latency
 from workbench.metrics.measures import MEASURES, Measure
-from workbench.metrics.paired import too_few
+from workbench.metrics.paired import count_differing, too_few
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.styles import SYMBOLS
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escape_text, finish, panel_titles
 from workbench.plots.reports.findings import times
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
-FOREMOST = ("em", "f1", "contains", "kl", "nll")  # the most telling of these comes first
+FOREMOST = ("em", "f1", "contains", "kl", "nll")  # a run's sentence names one of these
+RULE = "of exact match, F1, contains, KL and gold nll, the first with a significant loss, else gain, else difference"
 CHEAPER = {"ttft_p50": ("faster", "slower"), "rows_computed": ("fewer", "as many")}
 
 
@@ -50,7 +51,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
     n = sorted({each.n for each in found.differences if each.n})
     asked = f"n = {' to '.join(f'{count:,}' for count in dict.fromkeys((n[0], n[-1])))} questions" if n else ""
     caption = (
-        f"Beside {found.base.name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
+        f"Beside {found.base_name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
     )
     left = 30 + round(6.2 * max(len(name) for name in names))
     texts: Texts = {"title": "Comparison of runs", "notice": " ".join(run_sentences(found)), "caption": caption}
@@ -85,11 +86,11 @@ def _mark(each: RunDifference, at: int) -> go.Scatter:
 def run_sentences(found: RunComparison) -> list[str]:
     """Return one sentence per run, for at most three: its most telling score and its costs."""
     costs = {row["run"]: row for row in found.costs()}
-    runs = [run for run in found.runs if run is not found.base]
+    runs = found.others
     parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
     more = [f"{len(runs) - 3} more runs are listed in the table."] if len(runs) > 3 else []
     about = f", {found.model_and_data}" if found.model_and_data else ""
-    return [f"Compared with {found.base.name}{about}:", *parts, *more]
+    return [f"Compared with {found.base_name}{about}:", *parts, *more]
 
 
 def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
@@ -116,23 +117,20 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
 
 
 def most_telling(found: Sequence[RunDifference]) -> RunDifference:
-    """Return the most telling difference: the largest relative to its interval, if significant (`paired.too_few`).
-
-    Losses come before gains; the first difference if none is significant.
-    """
-    wide = [each for each in found if each.low and each.high and not each.low <= 0 <= each.high]
-    known = [each for each in wide if not _few(each)] or wide
-    losses = [each for each in known if not _better(each)]
-    return max(losses or known, key=_beside_interval, default=found[0])
+    """Return the first significant loss; without any, the first gain, else the first that differs, else the first."""
+    significant = [each for each in found if _significant(each)]
+    losses = [each for each in significant if not _better(each)]
+    return next(iter(losses or significant or [each for each in found if not _rounds_to_0(each)] or found))
 
 
-def _few(each: RunDifference) -> bool:
-    return too_few(each.low or 0.0, each.high or 0.0, each.moved)
+def _significant(each: RunDifference) -> bool:
+    """Return whether the interval excludes 0, enough questions differ, and the difference does not round to 0."""
+    known = each.low is not None and each.high is not None and not each.low <= 0 <= each.high
+    return known and not too_few(each.moved) and not _rounds_to_0(each)
 
 
-def _beside_interval(each: RunDifference) -> float:
-    width = (each.high or 0.0) - (each.low or 0.0)
-    return abs(each.difference) / max(width, 1e-9)
+def _rounds_to_0(each: RunDifference) -> bool:
+    return not float(measure_of(each.score).say_gap(each.difference))
 
 
 def _better(each: RunDifference) -> bool:
@@ -145,11 +143,13 @@ def sentence(each: RunDifference) -> str:
     words, gap = measure.words.split(", nats")[0], f"{measure.say_gap(each.difference)}{measure.unit}"
     if each.low is None or each.high is None:
         return f"{words} {gap}, not paired ({each.why})"
-    if each.difference == 0 == each.low == each.high:
+    if not each.moved:
         return f"{words} the same on all {each.n:,} questions"
-    if _few(each):
+    if too_few(each.moved):
         return f"{words} {gap}: {each.moved} of {each.n:,} questions differ: too few to tell"
     ends = f"({measure.ends(each.low, each.high, gap=True)})"
+    if _rounds_to_0(each):
+        return f"{words} {gap} {ends}: no difference at this precision"
     if each.low <= 0 <= each.high:
         return f"{words} {gap} {ends}: no significant difference"
     way = "higher" if each.difference > 0 else "lower"
@@ -176,6 +176,6 @@ def ends(each: RunDifference) -> str:
     """Return the interval of a difference, or why it has none that tells."""
     if each.low is None or each.high is None:
         return "not paired"
-    if each.difference and _few(each):
-        return f"{each.moved} of {each.n:,} differ: too few"
+    if too_few(each.moved):
+        return count_differing(each.moved, each.n)
     return measure_of(each.score).ends(each.low, each.high, gap=True)

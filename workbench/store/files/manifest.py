@@ -21,6 +21,7 @@ from workbench.store.keys import FORMAT_VERSION
 log = logging.getLogger(__name__)
 SAMPLED = 64  # maximum number of files whose headers are checked if the manifest is damaged
 CHECKSUM, MADE, TOKENIZER = "checksum", "made", "tokenizer"
+MODEL_NAME = "model_name"  # for messages; missing in manifests of earlier versions, and never compared
 SUCCESS = "_SUCCESS"  # marks a completely filled folder; lists its block files, one per line
 
 
@@ -87,13 +88,24 @@ def check_kind(place: Path | str, stored: dict[str, Any], kind: Mapping[str, Any
     Manifests of earlier versions do not name the tokenizer, which is then not compared.
     """
     expected = stored if kind is None else {"format": FORMAT_VERSION, **kind}
+    other_dtype = "dtype" in stored and "dtype" in expected and stored["dtype"] != expected["dtype"]
     for name in {**stored, **expected}:
-        if name == MADE or (name == TOKENIZER and (name not in stored or name not in expected)):
+        if name == "model" and other_dtype:
+            continue  # fingerprints cover the dtype
+        if name in (MADE, MODEL_NAME) or (name == TOKENIZER and (name not in stored or name not in expected)):
             continue
         has, needed = stored.get(name), expected.get(name)
         if has != needed:
-            raise BadInput(f"{place} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
+            one, other = (describe(name, each) for each in (stored, expected))
+            raise BadInput(f"{place} holds blocks of another {name}: {one}, and not {other}")
     return {name: value for name, value in stored.items() if name != MADE}
+
+
+def describe(name: str, kind: Mapping[str, Any]) -> str:
+    """Return a property of a kind as text: the model by its name if that is known, float32 without "torch."."""
+    text = _short(kind.get(name))
+    called = kind.get(MODEL_NAME) if name == "model" else None
+    return f"{called} ({text})" if isinstance(called, str) and called else text
 
 
 def read_kind(folder: Path) -> dict[str, Any]:
@@ -168,5 +180,5 @@ def checksum(kind: Mapping[str, Any]) -> int:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value.removeprefix("torch.") if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 80 and not re.fullmatch(r"[0-9a-f]{32,}", text) else f"{text[:16]}…"
