@@ -237,7 +237,7 @@ def test_passes_that_repeat_compute_what_each_computes(name, monkeypatch):
     monkeypatch.setattr(forward, "packed_layers", lambda model: layers)
     behind = between_attentions.BetweenAttentions.next_qkv
     monkeypatch.setattr(
-        between_attentions.BetweenAttentions, "behind", lambda *given: replayed.append(given[1]) or behind(*given)
+        between_attentions.BetweenAttentions, "next_qkv", lambda *given: replayed.append(given[1]) or behind(*given)
     )
 
     def computed(chunk):

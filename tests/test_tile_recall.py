@@ -186,7 +186,7 @@ def test_shares_of_every_method_layer_and_head(choices):
         for at, choice in enumerate(layers.values()):
             assert torch.equal(found["density"][name][at], choice.density())
             assert torch.equal(found["attention"][name][at], choice.mass_kept())
-            assert torch.equal(found["missed"][name][at], choice.held(choice.missed))
+            assert torch.equal(found["missed"][name][at], choice.mass_kept(choice.missed))
     records = tile_recall.head_records(found, [0, 2])
     assert len(records) == 2 * 2 * 4 and (records[5]["layer"], records[5]["head"]) == (2, 1)
     assert records[5].keys() == {"method", "layer", "head", "density", "attention", "missed"}

@@ -248,8 +248,9 @@ def method_of(mode: Method | str, prompts: Sequence[Prompt] = (), tokenizer: Any
         return mode
     if mode in MODES:
         return MODES[mode]
-    if not prompts:
-        raise not_allowed("mode", mode, (*MODES, "methods of workbench.methods"))
+    if not prompts or mode not in presets.METHODS:
+        published = [name for name in presets.METHODS if prompts and name not in MODES]
+        raise not_allowed("mode", mode, (*MODES, *published, "methods of workbench.methods"))
     from workbench.data.retrieval_corpus import Corpus
     from workbench.methods.config import MethodConfig
 

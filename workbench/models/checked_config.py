@@ -88,9 +88,8 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
     """Raise BadInput for missing, unused or non-finite weights; return a warning about harmless unused ones, or ""."""
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
-        raise BadInput(
-            f"{path} is incomplete: {len(lacking)} weights are missing or misshapen, first {shorten(lacking[0])}"
-        )
+        first = shorten(lacking[0])
+        raise BadInput(f"{path} is not whole: {len(lacking)} weights are missing or of the wrong shape, first {first}")
     unused = sorted(map(str, report.get("unexpected_keys", ())))
     modules = {name for name, _ in model.named_modules()}
     if counted := [key for key in unused if LAYER.search(key) or key.rpartition(".")[0] in modules]:

@@ -191,7 +191,7 @@ def sample(record: Any, name: str, answered: bool = True) -> Sample:
         raise BadInput(f"field 'ctxs' is missing, the list of passages: there are {shorten(given)}{BESIDE}")
     if not answered and not any(record.get(field) for field in ("answers", "answer", "output")):
         return replace(sample(record | {"answers": ["?"]}, name, True), answers=())
-    if isinstance(record.get("ctxs"), str):
+    if isinstance(record.get("ctxs"), str) and "question" in record:
         record["ctxs"] = [record["ctxs"]]
     reader = next((reader for fits, reader in LAYOUTS if fits(record)), _passages_listed)
     return Sample.from_json({"id": record.get("id") or record.get("_id") or name} | reader(record))
