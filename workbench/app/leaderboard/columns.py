@@ -73,7 +73,9 @@ def ends(entry: Standing, name: str, of: str = "scores") -> str:
     moved, n = entry.moved.get(name, (entry.n, entry.n))
     if name not in known or (of == "scores" and entry.n == 1):
         return ""
-    if of == "gaps" and entry.fields.get("mode") != "full" and too_few(moved):
+    if of == "gaps" and entry.fields.get("mode") == "full" and entry.fields.get("sparse", "none") == "none":
+        return "–"  # full attention itself
+    if of == "gaps" and too_few(moved):
         return count_differing(moved, n)
     return MEASURES[name].ends(*known[name][1:], gap=of == "gaps")
 
