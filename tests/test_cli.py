@@ -96,7 +96,8 @@ def test_a_trial_without_an_exact_answer_says_what_to_read_instead(run):
     record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
 
     def said(*scores: tuple[float, float]) -> str:
-        rows = [{"em": own, "f1": own, "contains": own, "full_em": full, "full_f1": full} for own, full in scores]
+        rows = [{"em": own, "f1": own, "contains": own, "full_em": full, "full_f1": full} for own, full in scores * 3]
+        rows = [row | {"kl": 0.1} for row in rows]
         console = Console(width=200, record=True, file=StringIO())
         console.print(beside_full(record, rows))
         (line,) = (line for line in console.export_text().splitlines() if line.startswith("If an interval"))

@@ -24,14 +24,14 @@ from workbench.app.reports import compared_page
 from workbench.core.errors import BadInput
 from workbench.experiments.trials import rows
 from workbench.experiments.trials import runs as reading
-from workbench.experiments.trials.run_differences import compared
+from workbench.experiments.trials.run_differences import RunDifference, compared
 from workbench.experiments.trials.runs import Run
 from workbench.experiments.trials.trial import Trial
 from workbench.metrics.latency import Quantiles
 from workbench.models.checkpoints import DIFFERENCE, WEIGHTS
 from workbench.models.model_card import describe
 from workbench.models.weights import delta_weights, export_hf
-from workbench.plots.reports.run_differences import differences, ends, most_telling, run_sentences, sentence
+from workbench.plots.reports.run_differences import RULE, differences, ends, most_telling, run_sentences, sentence
 
 
 def made(name: str, em: list[int], **more) -> Run:
@@ -191,7 +191,7 @@ def test_runs_are_named_by_their_method_and_by_what_differs_among_runs_of_it():
     assert [run.name for run in reading.distinct(runs)] == ["full", "block", "block, ratio 0.3", "block, charged 0.15"]
 
 
-def test_a_headline_names_the_first_significant_loss_and_nothing_that_rounds_to_0():
+def test_a_headline_names_the_largest_significant_loss_and_nothing_that_rounds_to_0():
     def run(name, em, nll):
         answers = [{"id": str(i), "expected": "e", "em": em, "nll": nll + i / 1e6} for i in range(9)]
         made_run = made(name, [1] * 9)
@@ -201,8 +201,13 @@ def test_a_headline_names_the_first_significant_loss_and_nothing_that_rounds_to_
     assert "worse" not in tiny_loss and "exact match the same on all 9 questions" in tiny_loss
     assert "likelihood of the gold answer 0.300 higher" in words(compared([run("full", 1, 0), run("block", 1, 0.3)]))
     assert "exact match 100.0 points lower" in words(compared([run("full", 1, 0), run("block", 0, 9.0)]))
+    found = [
+        RunDifference("block", "full", score, 1.0, 1.0 - loss, -loss, 9, -2 * loss, -loss / 2, moved=9)
+        for score, loss in (("em", 0.1), ("f1", 0.4))
+    ]
+    assert most_telling(found).score == "f1", "the larger of two that are shares"
     Console(file=(out := StringIO()), width=160).print(compared_page.overview(compared([FULL, REUSE])))
-    assert "the first with a significant loss" in out.getvalue()
+    assert RULE in " ".join(out.getvalue().split())
 
 
 @pytest.mark.parametrize("em", [[1, 0, 0, 1], [0, 0, 0, 0], [0]])

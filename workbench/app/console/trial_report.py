@@ -18,7 +18,7 @@ from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
 from workbench.metrics.measures import MEASURES
-from workbench.metrics.paired import count_differing, difference, too_few
+from workbench.metrics.paired import FEWEST, count_differing, difference, too_few
 
 RECEIPTS = 5  # that are shown
 
@@ -131,11 +131,17 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     )
 
 
+def _moved(answers: Records) -> tuple[int, int]:
+    """Return for how many questions predictions differ from full attention's, and of how many."""
+    known = [row["kl"] for row in answers if row.get("kl") is not None]
+    return sum(value != 0 for value in known), len(known)
+
+
 def _kl_ends(result: Record, answers: Records) -> str:
     """Return the interval of the KL, which is a difference from full attention's 0."""
-    known = [row["kl"] for row in answers if row.get("kl") is not None]
-    if too_few(moved := sum(value != 0 for value in known)):
-        return count_differing(moved, len(known))
+    moved, n = _moved(answers)
+    if too_few(moved):
+        return count_differing(moved, n)
     return MEASURES["kl"].ends(result.kl_low or 0, result.kl_high or 0)
 
 
@@ -157,6 +163,8 @@ def _meaning(result: Record, answers: Records, compared: bool) -> str:
     scored = [row for row in answers if row["em"] is not None]
     is_any_exact = any(row["em"] or row.get("full_em") for row in scored)
     read = " Neither has an exact answer: compare KL and F1." if scored and not is_any_exact else ""
+    if too_few(_moved(answers)[0]):
+        return f"A difference has an interval from {FEWEST} differing questions on: --samples asks more.{read}{times}"
     return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{read}{times}"
 
 

@@ -43,7 +43,8 @@ ALIASES |= {
     "ground_truth": "answer",
     "reference": "answer",
 }
-FIELDS = {*ALIASES, "question", "input", "answer", "answers", "ctxs", "context", "paragraphs", "output", "kind", "type"}
+FIELDS = {*ALIASES, "question", "input", "answer", "answers", "ctxs", "context", "paragraphs", "output"}
+FIELDS |= {"id", "kind", "type", "hops", "supporting_titles"}
 PASSAGES = ("ctxs", "context", "paragraphs", "output", *(old for old, new in ALIASES.items() if new == "ctxs"))
 BESIDE = "; questions without passages are read from a folder that also holds documents"
 Record = dict[str, Any]

@@ -18,7 +18,7 @@ from workbench.plots.reports.findings import times
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
 FOREMOST = ("em", "f1", "contains", "kl", "nll")  # a run's sentence names one of these
-RULE = "of exact match, F1, contains, KL and gold nll, the first with a significant loss, else gain, else difference"
+RULE = "the largest significant loss of exact match, F1 and contains, else of KL, else of gold nll; else a gain"
 CHEAPER = {"ttft_p50": ("faster", "slower"), "rows_computed": ("fewer", "as many")}
 
 
@@ -88,7 +88,8 @@ def run_sentences(found: RunComparison) -> list[str]:
     costs = {row["run"]: row for row in found.costs()}
     runs = found.others
     parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
-    more = [f"{len(runs) - 3} more runs are listed in the table."] if len(runs) > 3 else []
+    rest = len(runs) - 3
+    more = [f"{rest} more run{'s are' if rest > 1 else ' is'} listed in the table."] if rest > 0 else []
     about = f", {found.model_and_data}" if found.model_and_data else ""
     return [f"Compared with {found.base_name}{about}:", *parts, *more]
 
@@ -117,10 +118,16 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
 
 
 def most_telling(found: Sequence[RunDifference]) -> RunDifference:
-    """Return the first significant loss; without any, the first gain, else the first that differs, else the first."""
+    """Return the largest significant loss in points, else the first other one; without any, such a gain.
+
+    Without either, the first that differs, else the first.
+    """
     significant = [each for each in found if _significant(each)]
     losses = [each for each in significant if not _better(each)]
-    return next(iter(losses or significant or [each for each in found if not _rounds_to_0(each)] or found))
+    if telling := losses or significant:
+        shares = [each for each in telling if measure_of(each.score).percent]
+        return max(shares, key=lambda each: abs(each.difference)) if shares else telling[0]
+    return next(iter([each for each in found if not _rounds_to_0(each)] or found))
 
 
 def _significant(each: RunDifference) -> bool:
